@@ -1,0 +1,160 @@
+//! What every broker's publisher and subscriber keep true, as numbered rules.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use message::Message;
+
+/// A message on its way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// The message.
+    pub message: Message,
+    /// Its place in the producer's order; travels with it.
+    pub seq: i64,
+    /// Which deliberate delivery this is: part of the id by which the broker recognises duplicates.
+    pub delivery: u32,
+}
+
+/// What became of one message of a publish, named by what the relay does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The broker has it and will keep it.
+    Confirmed,
+    /// Not stored; this one may succeed later, after at least this long. Spends an attempt.
+    Deferred {
+        /// Why, for people.
+        error: String,
+        /// What the broker asked for.
+        after: Option<Duration>,
+    },
+    /// The destination is down: nobody's message is to blame, and none spends an attempt.
+    Unreachable {
+        /// Why, for people.
+        error: String,
+    },
+    /// Perhaps stored: the answer never came. Sent again with the same id.
+    Unconfirmed {
+        /// Why, for people.
+        error: String,
+    },
+    /// This message can never be stored there.
+    Rejected {
+        /// Why, for people.
+        error: String,
+    },
+    /// No message can be stored there until somebody changes a setting.
+    Misconfigured {
+        /// Why, for people.
+        error: String,
+    },
+    /// Not tried, because an earlier message of its topic and key was not confirmed.
+    Held,
+}
+
+/// What a publisher's broker promises; the relay reads it and asks for no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guarantees {
+    /// Several messages of one key may be in one `publish`: see rule 3.
+    pub ordered_batches: bool,
+    /// Bytes of payload at most.
+    pub max_payload: Option<usize>,
+    /// Messages in one `publish` at most.
+    pub max_batch: usize,
+    /// How long the broker itself recognises a message that is sent twice.
+    pub deduplication: Option<Duration>,
+    /// What survives: for people, in the contract of a route.
+    pub durability: &'static str,
+}
+
+/// Sends messages.
+///
+/// # Contract
+/// 1. One outcome per message, in the order given, whatever happens.
+/// 2. [`Outcome::Confirmed`] means that the broker keeps the message through a crash of its own.
+/// 3. With `ordered_batches`: messages of a topic and key are stored in the order given, and after one that was not
+///    confirmed none of that topic and key is stored by the same call; those are [`Outcome::Held`].
+/// 4. A message that is too large, or otherwise impossible, is `Rejected` by itself; the others are unharmed.
+/// 5. Id, sequence, delivery, type, key, content type, headers and time arrive as they were sent.
+/// 6. `publish` ends within the publisher's own time limit.
+#[async_trait]
+pub trait Publisher: Send + Sync {
+    /// What the broker promises.
+    fn guarantees(&self) -> Guarantees;
+
+    /// Sends `batch` and waits for the broker's word on each message.
+    ///
+    /// # Cancel safety
+    /// A call that is dropped may have stored any part of the batch.
+    async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome>;
+}
+
+/// A message that came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// The message.
+    pub message: Message,
+    /// Its place in the producer's order, when the broker carried it.
+    pub seq: Option<i64>,
+    /// Which deliberate delivery this is.
+    pub delivery: u32,
+    /// Where it was read; given back when it is done.
+    pub position: Position,
+}
+
+/// The place of a delivery in its broker, meaningful to its own subscription only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Position {
+    /// Which partition of the subscription.
+    pub partition: u32,
+    /// Where in it.
+    pub offset: i64,
+}
+
+/// Why a subscription cannot go on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// Try again: the broker is down or busy.
+    #[error("the broker cannot be reached: {0}")]
+    Unreachable(String),
+    /// Somebody has to change something first.
+    #[error("the broker refuses: {0}")]
+    Misconfigured(String),
+}
+
+/// Opens subscriptions.
+#[async_trait]
+pub trait Subscriber: Send + Sync {
+    /// Joins `group` on `topics`. Several subscriptions of one group share the work.
+    async fn subscribe(&self, group: &str, topics: &[String])
+    -> Result<Box<dyn Subscription>, ReceiveError>;
+}
+
+/// One member of a consumer group.
+///
+/// # Contract
+/// 1. Each message of the topics reaches some member of each group, and again after a crash, until it is
+///    acknowledged.
+/// 2. Messages of one partition arrive in the order in which they were stored; all of a key are in one partition.
+/// 3. While a member holds a partition, no other member of its group receives from it.
+/// 4. Acknowledging a position finishes it and all before it in its partition; a member that lost the
+///    partition changes nothing by it.
+/// 5. What was given back, and all after it in its partition, is delivered again.
+/// 6. A new group starts at the oldest message that is kept.
+#[async_trait]
+pub trait Subscription: Send {
+    /// Waits for messages, `max` at most.
+    ///
+    /// # Cancel safety
+    /// Safe: what was not returned is returned by a later call.
+    async fn receive(&mut self, max: usize) -> Result<Vec<Delivery>, ReceiveError>;
+
+    /// These, and all before them in their partitions, are done.
+    async fn acknowledge(&mut self, positions: &[Position]) -> Result<(), ReceiveError>;
+
+    /// These, and all after them in their partitions, must come again.
+    async fn give_back(&mut self, positions: &[Position]) -> Result<(), ReceiveError>;
+
+    /// Leaves the group at once instead of when its leases run out.
+    async fn close(self: Box<Self>);
+}

@@ -1,0 +1,18 @@
+//! The value that flows through Postrider and the rules of its life.
+//!
+//! Nothing here does I/O: stores, relays, models and simulations all call the same pure functions, so that
+//! what a message may do is decided in exactly one place ([`step`]).
+
+mod id;
+mod message;
+mod pattern;
+mod retry;
+mod semantics;
+mod state;
+
+pub use id::{MessageId, NoSuchField};
+pub use message::{Invalid, Limits, Message, check_group, check_topic};
+pub use pattern::TopicPattern;
+pub use retry::RetryPolicy;
+pub use semantics::{OnDead, Order, Semantics, UnknownSemantics};
+pub use state::{Event, Next, Refused, State, Status, UnknownStatus, step};

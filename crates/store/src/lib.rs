@@ -1,0 +1,13 @@
+//! STORE: where messages wait until they are sent, and where the inbox remembers what it has done.
+//!
+//! [`contract`] says in numbered rules what every store keeps true; each backend is a folder with the same
+//! files. The application writes in its own transaction, relays lease lanes and claim batches, the inbox
+//! marks what it handled, and operators look and mend: four callers, four traits.
+
+pub mod contract;
+mod error;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+pub use contract::*;
+pub use error::Error;
