@@ -1,0 +1,153 @@
+//! Telling the producer that a group is done with a message.
+//!
+//! The producer hears it after the work is committed and before the broker may forget the message: whatever
+//! crashes in between, the message comes again as a duplicate and is acknowledged again.
+
+use message::MessageId;
+
+#[cfg(feature = "http")]
+use self::http::Producer;
+#[cfg(feature = "http")]
+use crate::BadHandler;
+
+/// Who hears that a group is done with a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// The store, in the transaction of the mark: it is the producer's too.
+    InStore,
+    /// A producer elsewhere, at `<producer>/api/messages/acknowledge`.
+    #[cfg(feature = "http")]
+    Http {
+        /// Its base URL.
+        producer: String,
+    },
+    /// Nobody.
+    Nobody,
+}
+
+impl Acknowledge {
+    /// Acknowledges to the producer at this base URL.
+    ///
+    /// # Errors
+    /// When it is not an absolute http or https URL.
+    #[cfg(feature = "http")]
+    pub fn http(producer: impl Into<String>) -> Result<Self, BadHandler> {
+        let producer = producer.into();
+        crate::handler::http::endpoint(&producer)?;
+        Ok(Self::Http { producer })
+    }
+}
+
+/// What is still to be told, and why it could not be.
+pub(crate) struct Untold {
+    pub(crate) ids: Vec<MessageId>,
+    pub(crate) error: String,
+}
+
+/// Where acknowledgements go that the store does not write itself.
+#[derive(Clone)]
+pub(crate) enum Ear {
+    Nobody,
+    #[cfg(feature = "http")]
+    Producer(Producer),
+}
+
+impl Ear {
+    pub(crate) fn of(acknowledge: &Acknowledge) -> Self {
+        match acknowledge {
+            Acknowledge::InStore | Acknowledge::Nobody => Self::Nobody,
+            #[cfg(feature = "http")]
+            Acknowledge::Http { producer } => Self::Producer(Producer::new(producer)),
+        }
+    }
+
+    /// Whether there is anybody to tell.
+    pub(crate) fn listens(&self) -> bool {
+        !matches!(self, Self::Nobody)
+    }
+
+    /// Tells each of `ids` once.
+    #[cfg_attr(not(feature = "http"), expect(unused_variables, reason = "nobody is to be told without http"))]
+    pub(crate) async fn tell(&self, group: &str, ids: Vec<MessageId>) -> Result<(), Untold> {
+        match self {
+            Self::Nobody => Ok(()),
+            #[cfg(feature = "http")]
+            Self::Producer(producer) => producer.tell(group, ids).await,
+        }
+    }
+}
+
+#[cfg(feature = "http")]
+mod http {
+    //! Acknowledgements to a producer elsewhere.
+
+    use std::time::Duration;
+
+    use futures::{StreamExt, stream};
+    use message::MessageId;
+    use reqwest::{Client, StatusCode, Url, redirect};
+    use tracing::{debug, warn};
+
+    use super::Untold;
+    use crate::BadHandler;
+    use crate::handler::http::{cause, endpoint, shown};
+
+    /// Requests at a time.
+    const CONCURRENCY: usize = 16;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    #[derive(Clone)]
+    pub(crate) struct Producer {
+        /// A URL that cannot be used is kept as its error: it shows in the status like a producer that is down.
+        target: Result<(Client, Url), BadHandler>,
+    }
+
+    impl Producer {
+        pub(crate) fn new(base: &str) -> Self {
+            let target = endpoint(&format!("{}/api/messages/acknowledge", base.trim_end_matches('/')));
+            let client = Client::builder().redirect(redirect::Policy::none()).timeout(TIMEOUT).no_proxy();
+            let client = client.build().map_err(|error| BadHandler(format!("no HTTP client: {error}")));
+            Self { target: target.and_then(|url| Ok((client?, url))) }
+        }
+
+        pub(crate) async fn tell(&self, group: &str, ids: Vec<MessageId>) -> Result<(), Untold> {
+            let (client, url) = match &self.target {
+                Ok(target) => target,
+                Err(error) => return Err(Untold { ids, error: error.to_string() }),
+            };
+            let answers: Vec<_> = stream::iter(ids)
+                .map(|id| async move { (id, say(client, url, group, id).await) })
+                .buffer_unordered(CONCURRENCY)
+                .collect()
+                .await;
+            let mut untold = Untold { ids: Vec::new(), error: String::new() };
+            for (id, answer) in answers {
+                if let Err(error) = answer {
+                    untold.ids.push(id);
+                    untold.error = error;
+                }
+            }
+            if untold.ids.is_empty() { Ok(()) } else { Err(untold) }
+        }
+    }
+
+    async fn say(client: &Client, url: &Url, group: &str, id: MessageId) -> Result<(), String> {
+        let body = serde_json::json!({ "messageId": id, "consumerGroup": group });
+        let shown = shown(url);
+        let sent = client.post(url.clone()).json(&body).send().await;
+        let status = sent.map_err(|error| format!("{shown} cannot be told: {}", cause(&error)))?.status();
+        match status {
+            _ if status.is_success() => {
+                debug!(message = %id, group, "acknowledged to the producer");
+                Ok(())
+            }
+            // The producer does not keep this message (any more): asking again would not change that.
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => {
+                warn!(message = %id, group, %status, "the producer does not take this acknowledgement; going on");
+                Ok(())
+            }
+            _ => Err(format!("{shown} answered {status}")),
+        }
+    }
+}

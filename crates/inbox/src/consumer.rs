@@ -1,0 +1,292 @@
+//! The loop of a consumer group: receive, handle, acknowledge to the producer, acknowledge to the broker.
+//!
+//! A consumer never ends by itself. When the broker, the store, the handler or the producer is away it says so in
+//! its status, waits, and goes on where it was.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{Delivery, Position, ReceiveError, Subscriber, Subscription};
+use fail::fail_point;
+use futures::FutureExt;
+use store::{Arrival, Receipt};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{debug, error, info, warn};
+
+use crate::breaker::{Backoff, Breaker};
+use crate::group::Group;
+use crate::housekeeping;
+use crate::status::{Board, Monitor, Need, Status};
+use crate::worker::{Stop, Worker};
+
+/// The wait after a broker refused: somebody has to act first.
+const MISCONFIGURED: Duration = Duration::from_secs(30);
+
+/// The longest wait for another worker that has the next message.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// The wait before a task that panicked is started again.
+const PANICKED: Duration = Duration::from_secs(1);
+
+/// Feeds a group from a broker.
+pub struct Consumer {
+    group: Arc<Group>,
+    subscriber: Arc<dyn Subscriber>,
+    topics: Vec<String>,
+}
+
+impl Consumer {
+    /// A consumer that gives `group` the messages of `topics`.
+    pub fn new(group: Arc<Group>, subscriber: Arc<dyn Subscriber>, topics: Vec<String>) -> Self {
+        Self { group, subscriber, topics }
+    }
+
+    /// Starts it on the current tokio runtime.
+    pub fn start(self) -> Running {
+        let (stop, asked) = watch::channel(false);
+        let stop_heard = Stop(asked);
+        let board = Arc::new(Board::default());
+        let worker =
+            Arc::new(Worker { group: self.group, board: Arc::clone(&board), breaker: Breaker::default() });
+        let receiving = Receiving {
+            worker: Arc::clone(&worker),
+            subscriber: self.subscriber,
+            topics: self.topics,
+            stop: stop_heard.clone(),
+        };
+        let parked = (Arc::clone(&worker), stop_heard.clone());
+        let ids = (Arc::clone(&worker), stop_heard.clone());
+        let tasks = vec![
+            supervise("receiving", stop_heard.clone(), &worker, move || receiving.clone().run()),
+            supervise("parked", stop_heard.clone(), &worker, move || {
+                housekeeping::retry_parked(Arc::clone(&parked.0), parked.1.clone())
+            }),
+            supervise("ids", stop_heard, &worker, move || {
+                housekeeping::forget_ids(Arc::clone(&ids.0), ids.1.clone())
+            }),
+        ];
+        Running { stop, tasks, monitor: Monitor(board) }
+    }
+}
+
+/// A consumer at work. Dropping it stops it too, without waiting.
+#[derive(Debug)]
+pub struct Running {
+    stop: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+    monitor: Monitor,
+}
+
+impl Running {
+    /// Finishes what is in hand, leaves the group and ends.
+    ///
+    /// # Cancel safety
+    /// Safe: the consumer goes on ending by itself.
+    pub async fn drain(self) {
+        self.stop.send_replace(true);
+        for task in self.tasks {
+            // Only a runtime that is shutting down can end a task otherwise.
+            let _ = task.await;
+        }
+    }
+
+    /// How it is doing.
+    pub fn status(&self) -> Status {
+        self.monitor.status()
+    }
+
+    /// Its status for those who must not hold it.
+    pub fn monitor(&self) -> Monitor {
+        self.monitor.clone()
+    }
+}
+
+/// Runs a task until it ends by itself; a panic is said aloud and the task starts again.
+fn supervise<F, T>(name: &'static str, mut stop: Stop, worker: &Arc<Worker>, start: F) -> JoinHandle<()>
+where
+    F: Fn() -> T + Send + Sync + 'static,
+    T: Future<Output = ()> + Send + 'static,
+{
+    let group = worker.group.shared_name();
+    tokio::spawn(async move {
+        while AssertUnwindSafe(start()).catch_unwind().await.is_err() {
+            error!(group = %group, task = name, "a task of the consumer panicked; it starts again");
+            if !stop.wait(PANICKED).await {
+                break;
+            }
+        }
+    })
+}
+
+#[derive(Clone)]
+struct Receiving {
+    worker: Arc<Worker>,
+    subscriber: Arc<dyn Subscriber>,
+    topics: Vec<String>,
+    stop: Stop,
+}
+
+impl Receiving {
+    async fn run(mut self) {
+        let mut backoff = Backoff::default();
+        while !self.stop.is_asked() {
+            let group = self.worker.group.name();
+            let error = tokio::select! {
+                biased;
+                () = self.stop.asked() => return,
+                opened = self.subscriber.subscribe(group, &self.topics) => match opened {
+                    Ok(subscription) => {
+                        if self.worker.board.well(Need::Broker) {
+                            info!(group, "the broker is back");
+                        }
+                        debug!(group, topics = ?self.topics, "subscribed");
+                        match self.serve(subscription, &mut backoff).await {
+                            Ok(()) => return,
+                            Err(error) => error,
+                        }
+                    }
+                    Err(error) => error,
+                },
+            };
+            let wait = self.note(&error, &mut backoff);
+            if !self.stop.wait(wait).await {
+                return;
+            }
+        }
+    }
+
+    fn note(&self, error: &ReceiveError, backoff: &mut Backoff) -> Duration {
+        let Worker { group, board, .. } = self.worker.as_ref();
+        let wait = match error {
+            ReceiveError::Unreachable(_) => {
+                board.paused(Need::Broker, error.to_string());
+                backoff.next()
+            }
+            ReceiveError::Misconfigured(_) => {
+                board.broken(Need::Broker, error.to_string());
+                MISCONFIGURED
+            }
+        };
+        warn!(group = group.name(), %error, ?wait, "nothing can be received; subscribing again");
+        wait
+    }
+
+    /// Works until it is asked to stop.
+    async fn serve(
+        &self,
+        mut subscription: Box<dyn Subscription>,
+        reconnects: &mut Backoff,
+    ) -> Result<(), ReceiveError> {
+        let mut stop = self.stop.clone();
+        let mut busy = Backoff::default();
+        while let Some(max) = self.worker.ready(self.worker.group.batch(), &mut stop).await {
+            let deliveries = tokio::select! {
+                biased;
+                () = stop.asked() => break,
+                received = subscription.receive(max) => received?,
+            };
+            reconnects.reset();
+            if deliveries.is_empty() {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let moved = self.turn(subscription.as_mut(), deliveries, &mut stop).await?;
+            if moved {
+                busy.reset();
+            } else if !stop.wait(busy.next().min(BUSY)).await {
+                break;
+            }
+        }
+        subscription.close().await;
+        Ok(())
+    }
+
+    /// Handles one batch. Answers whether the broker may forget any of it.
+    async fn turn(
+        &self,
+        subscription: &mut dyn Subscription,
+        deliveries: Vec<Delivery>,
+        stop: &mut Stop,
+    ) -> Result<bool, ReceiveError> {
+        let Worker { group, board, .. } = self.worker.as_ref();
+        board.received(deliveries.len());
+        fail_point!("inbox::received");
+        let mut positions = Vec::with_capacity(deliveries.len());
+        let mut arrivals = Vec::with_capacity(deliveries.len());
+        for Delivery { message, seq, delivery, position } in deliveries {
+            debug!(message = %message.id, topic = message.topic, group = group.name(), "received");
+            positions.push(position);
+            arrivals.push(Arrival { message, seq, delivery });
+        }
+        let Some(receipts) = self.worker.work(arrivals, stop).await else {
+            let split = Split::nothing(&positions);
+            subscription.give_back(&split.again).await?;
+            return Ok(false);
+        };
+        fail_point!("inbox::acknowledged");
+        let split = Split::of(&positions, &receipts);
+        if !split.finished.is_empty() {
+            subscription.acknowledge(&split.finished).await?;
+        }
+        if !split.again.is_empty() {
+            subscription.give_back(&split.again).await?;
+        }
+        fail_point!("inbox::finished");
+        Ok(!split.finished.is_empty())
+    }
+}
+
+/// What the broker may forget of a batch, and what it must deliver again: one position for each partition, since
+/// a position speaks for all before or after it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Split {
+    finished: Vec<Position>,
+    again: Vec<Position>,
+}
+
+impl Split {
+    fn of(positions: &[Position], receipts: &[Receipt]) -> Self {
+        let mut finished = BTreeMap::new();
+        let mut again = BTreeMap::new();
+        for (position, receipt) in positions.iter().zip(receipts) {
+            let partition = position.partition;
+            match receipt {
+                Receipt::Unavailable { .. } | Receipt::Busy => {
+                    again.entry(partition).or_insert(*position);
+                }
+                // Past one that must come again, all comes again; what is done is then a duplicate.
+                _ if again.contains_key(&partition) => {}
+                _ => {
+                    finished.insert(partition, *position);
+                }
+            }
+        }
+        Self { finished: finished.into_values().collect(), again: again.into_values().collect() }
+    }
+
+    fn nothing(positions: &[Position]) -> Self {
+        Self::of(positions, &vec![Receipt::Busy; positions.len()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partition_is_finished_up_to_the_first_that_must_come_again() {
+        let at = |partition, offset| Position { partition, offset };
+        let positions = [at(0, 1), at(1, 1), at(0, 2), at(1, 2), at(0, 3), at(2, 9)];
+        let down = || Receipt::Unavailable { error: "down".to_owned() };
+        let parked = Receipt::Parked { error: "later".to_owned() };
+        let receipts = [Receipt::Done, parked, Receipt::Busy, Receipt::Duplicate, Receipt::Done, down()];
+        let split = Split::of(&positions, &receipts);
+        assert_eq!(split.finished, [at(0, 1), at(1, 2)]);
+        assert_eq!(split.again, [at(0, 2), at(2, 9)]);
+        assert_eq!(Split::nothing(&positions).again, [at(0, 1), at(1, 1), at(2, 9)]);
+    }
+}

@@ -1,0 +1,123 @@
+//! What the tasks of a consumer share: handling messages, noticing what is down, and telling the producer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use message::MessageId;
+use store::{Arrival, Error, Receipt};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::breaker::{Backoff, Breaker};
+use crate::group::{Group, done};
+use crate::status::{Board, Need};
+
+/// Hears when a consumer is asked to stop, or was dropped.
+#[derive(Clone)]
+pub(crate) struct Stop(pub(crate) watch::Receiver<bool>);
+
+impl Stop {
+    pub(crate) fn is_asked(&self) -> bool {
+        *self.0.borrow() || self.0.has_changed().is_err()
+    }
+
+    /// Waits until it is asked.
+    pub(crate) async fn asked(&mut self) {
+        // An error means that the consumer was dropped, which asks just the same.
+        let _ = self.0.wait_for(|asked| *asked).await;
+    }
+
+    /// Waits for `wait`. `false`: it was asked meanwhile.
+    pub(crate) async fn wait(&mut self, wait: Duration) -> bool {
+        tokio::select! {
+            () = self.asked() => false,
+            () = tokio::time::sleep(wait) => true,
+        }
+    }
+}
+
+pub(crate) struct Worker {
+    pub(crate) group: Arc<Group>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) breaker: Breaker,
+}
+
+impl Worker {
+    /// Waits until messages may be handled and answers how many of at most `max`; `None` when asked to stop.
+    pub(crate) async fn ready(&self, max: usize, stop: &mut Stop) -> Option<usize> {
+        tokio::select! {
+            biased;
+            () = stop.asked() => None,
+            probing = self.breaker.ready() => Some(if probing { 1 } else { max }),
+        }
+    }
+
+    /// Handles `arrivals` and tells the producer. `None`: nothing is known to be finished, the broker must
+    /// deliver them again.
+    pub(crate) async fn work(&self, arrivals: Vec<Arrival>, stop: &mut Stop) -> Option<Vec<Receipt>> {
+        let ids: Vec<_> = arrivals.iter().map(|arrival| arrival.message.id).collect();
+        let receipts = match self.group.handle(arrivals).await {
+            Ok(receipts) => receipts,
+            Err(error) => {
+                self.store_failed(&error);
+                return None;
+            }
+        };
+        self.board.well(Need::Store);
+        self.board.count(&receipts);
+        self.judge(&receipts);
+        self.tell(done(&ids, &receipts), stop).await.then_some(receipts)
+    }
+
+    pub(crate) fn store_failed(&self, error: &Error) {
+        let group = self.group.name();
+        if error.is_transient() {
+            self.board.paused(Need::Store, error.to_string());
+            warn!(group, %error, "the consumer pauses and tries again by itself");
+        } else {
+            self.board.broken(Need::Store, error.to_string());
+            warn!(group, %error, "the consumer cannot work until this is mended; it tries again by itself");
+        }
+        self.breaker.trip();
+    }
+
+    /// Opens or closes the breaker by what was seen of the handler.
+    fn judge(&self, receipts: &[Receipt]) {
+        let down = receipts.iter().find_map(|receipt| match receipt {
+            Receipt::Unavailable { error } => Some(error),
+            _ => None,
+        });
+        let group = self.group.name();
+        if let Some(error) = down {
+            self.board.paused(Need::Handler, error.clone());
+            self.breaker.trip();
+            warn!(group, error, "the handler is down; the consumer pauses and tries one message at a time");
+        } else if receipts.iter().any(|receipt| matches!(receipt, Receipt::Done | Receipt::Dead { .. })) {
+            // Duplicates and messages parked behind another never reached the handler: they prove nothing.
+            if self.board.well(Need::Handler) {
+                info!(group, "the handler works again");
+            }
+            self.breaker.close();
+        }
+    }
+
+    /// Tells the producer, for as long as that takes. `false`: asked to stop before it was told.
+    async fn tell(&self, mut ids: Vec<MessageId>, stop: &mut Stop) -> bool {
+        let group = self.group.name();
+        let mut backoff = Backoff::default();
+        while let Err(untold) = self.group.tell(ids).await {
+            let wait = backoff.next();
+            let (count, error) = (untold.ids.len(), untold.error);
+            warn!(group, count, error, ?wait, "the producer cannot be told what is done; telling it again");
+            self.board.paused(Need::Producer, error);
+            if !stop.wait(wait).await {
+                return false;
+            }
+            ids = untold.ids;
+        }
+        if self.board.well(Need::Producer) {
+            info!(group, "the producer takes acknowledgements again");
+        }
+        true
+    }
+}
