@@ -177,7 +177,9 @@ pub enum Invalid {
     #[error("`{0}` cannot be a consumer group: use 1 to 249 letters, digits, dots, dashes or underscores")]
     Group(String),
     /// More payload than the limit.
-    #[error("the payload has {size} bytes and the limit is {limit}: send a reference to it, or raise the limit")]
+    #[error(
+        "the payload has {size} bytes and the limit is {limit}: send a reference to it, or raise the limit"
+    )]
     PayloadTooLarge {
         /// Bytes found.
         size: usize,

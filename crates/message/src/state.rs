@@ -285,7 +285,8 @@ mod tests {
 
     #[test]
     fn the_last_attempt_is_dead_and_the_one_before_is_not() {
-        let state = |attempts| State { status: Status::InFlight, rest: Status::Failed, attempts, ..State::NEW };
+        let state =
+            |attempts| State { status: Status::InFlight, rest: Status::Failed, attempts, ..State::NEW };
         let after = |attempts| match step(state(attempts), Event::Failed { max_attempts: 10 }) {
             Ok(Next::State(next)) => next,
             other => panic!("{other:?}"),

@@ -30,7 +30,9 @@ pub enum Error {
     #[error("the disk refuses to store more: {0}")]
     Disk(String),
     /// The schema is newer than this program.
-    #[error("the database has schema version {found} and this program knows up to {known}: use a newer program")]
+    #[error(
+        "the database has schema version {found} and this program knows up to {known}: use a newer program"
+    )]
     Newer {
         /// The file's.
         found: u32,

@@ -68,7 +68,8 @@ pub fn pending(
         .optional()?
         .is_some();
     let found = if exists {
-        connection.query_row(&format!("SELECT coalesce(max(version), 0) FROM {table}"), [], |row| row.get(0))?
+        connection
+            .query_row(&format!("SELECT coalesce(max(version), 0) FROM {table}"), [], |row| row.get(0))?
     } else {
         0
     };

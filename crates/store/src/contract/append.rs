@@ -44,7 +44,9 @@ pub enum Appended {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Turned {
     /// The key was used for a different request.
-    #[error("the idempotency key was used before for a different request: use a new key, or repeat that request")]
+    #[error(
+        "the idempotency key was used before for a different request: use a new key, or repeat that request"
+    )]
     KeyTaken,
     /// The id belongs to another message.
     #[error("another message has the id {0}: leave the id out to get a fresh one")]

@@ -1,0 +1,303 @@
+//! Taking messages: settle the last batches and choose the next ones, in one transaction.
+//!
+//! The claim looks at each topic that has sendable rows by itself, so that a topic whose destination is down
+//! costs one look however many of its messages wait, and hides nobody else's.
+
+use std::collections::{BTreeMap, HashMap};
+
+use async_trait::async_trait;
+use message::{Event, Next, step};
+use rusqlite::{Connection, OptionalExtension, params};
+use uuid::Uuid;
+
+use super::row::{MESSAGE_COLUMNS, between, groups, message, message_columns, now, state};
+use super::settle::Settler;
+use super::{SqliteStore, hold, lanes};
+use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
+
+/// Messages whose wait is over that are made sendable in one turn.
+const DUE: usize = 1_000;
+
+#[async_trait]
+impl Claim for SqliteStore {
+    async fn turn(&self, settlements: Vec<Settlement>, order: Option<ClaimOrder>) -> Result<Turn, Error> {
+        if settlements.is_empty() {
+            // Looking is cheap and needs no lock: an idle relay must not disturb the writers.
+            let Some(order) = &order else { return Ok(Turn::default()) };
+            let rule = order.rule.clone();
+            if let Some(idle) = self.file.read(move |connection| idle(connection, &*rule)).await? {
+                return Ok(idle);
+            }
+        }
+        self.file
+            .write(move |connection| {
+                let now = now(connection)?;
+                let mut settler = Settler::new(connection, now)?;
+                let mut fenced: Vec<BatchId> = Vec::new();
+                for settlement in &settlements {
+                    if !settler.settle(settlement)? {
+                        fenced.push(settlement.batch);
+                    }
+                }
+                settler.finish()?;
+                let turn =
+                    order.map_or_else(|| Ok(Turn::default()), |order| claim(connection, now, &order))?;
+                Ok(Turn { fenced, ..turn })
+            })
+            .await
+    }
+
+    async fn woken(&self) {
+        self.bell.notified().await;
+    }
+}
+
+/// The answer when there is nothing to take, or nothing when there may be.
+fn idle(connection: &Connection, rule: &dyn Fn(&str) -> TopicRule) -> Result<Option<Turn>, Error> {
+    let draining: bool =
+        connection
+            .query_row("SELECT EXISTS (SELECT 1 FROM holds WHERE draining = 1)", [], |row| row.get(0))?;
+    if draining || !open_topics(connection, rule)?.is_empty() {
+        return Ok(None);
+    }
+    let next_due = next_due(connection)?;
+    Ok(match next_due {
+        Some(at) if at <= now(connection)? => None,
+        Some(at) => Some(Turn { next_due: Some(between(now(connection)?, at)), ..Turn::default() }),
+        None => Some(Turn::default()),
+    })
+}
+
+fn next_due(connection: &Connection) -> Result<Option<i64>, Error> {
+    Ok(connection
+        .prepare_cached(
+            "SELECT min(next_attempt_at) FROM outbox_events WHERE ready = 0 AND next_attempt_at IS NOT NULL",
+        )?
+        .query_row([], |row| row.get(0))?)
+}
+
+/// The topics that have sendable messages and whose rule lets some be taken. One index seek for each.
+fn open_topics(
+    connection: &Connection,
+    rule: &dyn Fn(&str) -> TopicRule,
+) -> Result<Vec<(String, TopicRule)>, Error> {
+    let mut next = connection.prepare_cached(
+        "SELECT topic FROM outbox_events INDEXED BY outbox_ready WHERE ready = 1 AND topic > ?1
+         ORDER BY topic LIMIT 1",
+    )?;
+    let mut topics = Vec::new();
+    let mut last = String::new();
+    while let Some(topic) = next.query_row([&last], |row| row.get::<_, String>(0)).optional()? {
+        let rule = rule(&topic);
+        if rule.take > 0 {
+            topics.push((topic.clone(), rule));
+        }
+        last = topic;
+    }
+    Ok(topics)
+}
+
+fn claim(connection: &Connection, now: i64, order: &ClaimOrder) -> Result<Turn, Error> {
+    promote(connection, now)?;
+    let draining = hold::drain_some(connection)?;
+    let mut picker = Picker::new(connection, now, order)?;
+    if picker.lanes.is_empty() {
+        return Ok(Turn::default());
+    }
+    let topics = open_topics(connection, &*order.rule)?;
+    let candidates = picker.candidates(&topics)?;
+    let full = candidates.len() >= order.limit;
+    let rules: HashMap<&str, TopicRule> =
+        topics.iter().map(|(topic, rule)| (topic.as_str(), *rule)).collect();
+    for (seq, lane) in candidates {
+        if !picker.pick(seq, lane, &rules)? {
+            break;
+        }
+    }
+    let more = full || draining || picker.skipped;
+    let batches = picker.open()?;
+    let next_due = if batches.is_empty() { next_due(connection)?.map(|at| between(now, at)) } else { None };
+    Ok(Turn { fenced: Vec::new(), batches, more, next_due })
+}
+
+/// Makes messages whose wait is over sendable, whichever lane they are on: it decides nothing yet.
+fn promote(connection: &Connection, now: i64) -> Result<(), Error> {
+    let due: Vec<i64> = connection
+        .prepare_cached(
+            "SELECT seq FROM outbox_events WHERE ready = 0 AND next_attempt_at IS NOT NULL AND next_attempt_at <= ?1
+             ORDER BY next_attempt_at LIMIT ?2",
+        )?
+        .query_map(params![now, DUE], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    for seq in due {
+        connection
+            .prepare_cached("UPDATE outbox_events SET ready = 1, next_attempt_at = NULL WHERE seq = ?1")?
+            .execute([seq])?;
+    }
+    Ok(())
+}
+
+/// Fills batches, one for each lane.
+struct Picker<'a> {
+    connection: &'a Connection,
+    now: i64,
+    order: &'a ClaimOrder,
+    mask: u16,
+    /// The leases that are valid and have no open batch.
+    lanes: HashMap<u16, Lease>,
+    batches: BTreeMap<u16, Vec<Claimed>>,
+    /// Lanes whose batch takes no more: somebody in it travels alone, or would have to.
+    closed: Vec<u16>,
+    holds: bool,
+    bytes: usize,
+    /// Some candidates were not taken, so another turn may find more.
+    skipped: bool,
+}
+
+impl<'a> Picker<'a> {
+    fn new(connection: &'a Connection, now: i64, order: &'a ClaimOrder) -> Result<Self, Error> {
+        let count = lanes::count(connection)?;
+        let mut free = HashMap::new();
+        for lease in &order.leases {
+            let valid: bool = connection
+                .prepare_cached(
+                    "SELECT EXISTS (SELECT 1 FROM lanes WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3)
+                     AND NOT EXISTS (SELECT 1 FROM batches WHERE lane = ?1)",
+                )?
+                .query_row(params![lease.lane, lease.epoch, lease.id.to_string()], |row| row.get(0))?;
+            if valid && lease.lane < count {
+                free.insert(lease.lane, *lease);
+            }
+        }
+        Ok(Self {
+            connection,
+            now,
+            order,
+            mask: count - 1,
+            lanes: free,
+            batches: BTreeMap::new(),
+            closed: Vec::new(),
+            holds: hold::any(connection)?,
+            bytes: 0,
+            skipped: false,
+        })
+    }
+
+    /// The first sendable messages of our lanes, by sequence number, over all topics.
+    fn candidates(&self, topics: &[(String, TopicRule)]) -> Result<Vec<(i64, u16)>, Error> {
+        let mut found = Vec::new();
+        for (topic, rule) in topics {
+            let most = rule.take.min(self.order.limit);
+            let mut taken = 0;
+            let mut statement = self.connection.prepare_cached(
+                "SELECT seq, slot FROM outbox_events INDEXED BY outbox_ready WHERE ready = 1 AND topic = ?1
+                 ORDER BY seq",
+            )?;
+            let mut rows = statement.query([topic])?;
+            while let Some(row) = rows.next()? {
+                let lane = row.get::<_, u16>(1)? & self.mask;
+                if self.lanes.contains_key(&lane) {
+                    found.push((row.get(0)?, lane));
+                    taken += 1;
+                    if taken == most {
+                        break;
+                    }
+                }
+            }
+        }
+        found.sort_unstable();
+        found.truncate(self.order.limit);
+        Ok(found)
+    }
+
+    /// Puts a message into its lane's batch, or parks it. `false` when the batches are full.
+    fn pick(&mut self, seq: i64, lane: u16, rules: &HashMap<&str, TopicRule>) -> Result<bool, Error> {
+        if self.closed.contains(&lane) {
+            self.skipped = true;
+            return Ok(true);
+        }
+        let claimed = self.read(seq)?;
+        let message = &claimed.message;
+        let ordered = rules.get(message.topic.as_str()).is_some_and(|rule| rule.hold_failed);
+        if let Some(key) = message.key.as_ref().filter(|_| ordered && self.holds)
+            && hold::blocks(self.connection, &message.topic, key, seq)?
+        {
+            hold::park(self.connection, seq)?;
+            self.skipped = true;
+            return Ok(true);
+        }
+        let batch = self.batches.entry(lane).or_default();
+        if claimed.state.travels_alone() {
+            self.closed.push(lane);
+            if !batch.is_empty() {
+                self.skipped = true;
+                return Ok(true);
+            }
+        }
+        let size = message.size();
+        if self.bytes > 0 && self.bytes + size > self.order.bytes {
+            self.skipped = true;
+            return Ok(false);
+        }
+        self.bytes += size;
+        batch.push(claimed);
+        Ok(true)
+    }
+
+    fn read(&self, seq: i64) -> Result<Claimed, Error> {
+        const EXTRA: usize = MESSAGE_COLUMNS;
+        let mut claimed = self
+            .connection
+            .prepare_cached(concat!(
+                "SELECT ",
+                message_columns!(),
+                ", ack_groups, written_at, status, attempts, crashes, delivery_epoch
+                 FROM outbox_events WHERE seq = ?1"
+            ))?
+            .query_row([seq], |row| {
+                Ok(Claimed {
+                    seq,
+                    message: message(row)?,
+                    ack_groups: groups(row, EXTRA)?,
+                    age: between(row.get(EXTRA + 1)?, self.now),
+                    state: state(row, EXTRA + 2, false)?,
+                })
+            })?;
+        let Next::State(in_flight) = step(claimed.state, Event::Claim)? else {
+            return Err(Error::Broken("a claimed message cannot vanish".to_owned()));
+        };
+        claimed.state = in_flight;
+        Ok(claimed)
+    }
+
+    /// Writes the batch records.
+    fn open(self) -> Result<Vec<Batch>, Error> {
+        let mut batches = Vec::with_capacity(self.batches.len());
+        for (lane, messages) in self.batches {
+            if messages.is_empty() {
+                continue;
+            }
+            let batch = Batch { id: Uuid::now_v7(), lease: self.lanes[&lane], messages };
+            let seqs: Vec<i64> = batch.messages.iter().map(|claimed| claimed.seq).collect();
+            let failed =
+                batch.messages.iter().filter(|claimed| claimed.state.rest == message::Status::Failed).count();
+            self.connection
+                .prepare_cached(
+                    "INSERT INTO batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                )?
+                .execute(params![
+                    lane,
+                    batch.id.to_string(),
+                    batch.lease.epoch,
+                    batch.lease.id.to_string(),
+                    serde_json::to_string(&seqs).expect("numbers are JSON"),
+                    seqs.len(),
+                    failed,
+                    self.now
+                ])?;
+            batches.push(batch);
+        }
+        Ok(batches)
+    }
+}

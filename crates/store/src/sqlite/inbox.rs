@@ -1,0 +1,431 @@
+//! The inbox: the work of each message and its mark, in one transaction.
+
+mod parked;
+mod work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use message::MessageId;
+use rusqlite::{Connection, OptionalExtension, params};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::SqliteStore;
+use super::amend::{Acknowledger, audit};
+use super::inspect::direction;
+use super::row::{id, millis, now, optional_text, text, time};
+use crate::{
+    Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
+    Reservation, Work,
+};
+use parked::Standing;
+pub use work::{SqlHandler, check_sql};
+
+/// Ids that are forgotten in one transaction.
+const FORGET: usize = 1_000;
+
+#[async_trait]
+impl Inbox for SqliteStore {
+    async fn process(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        work: &Work,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        let handler: SqlHandler = match work {
+            Work::Mark => Arc::new(|_, _, _| Handled::Done),
+            Work::Sql(statement) => work::statement(statement.clone()),
+        };
+        self.process_with(group, arrivals, handler, rules).await
+    }
+
+    async fn reserve(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        lease: Duration,
+        rules: &InboxRules,
+    ) -> Result<Vec<Reservation>, Error> {
+        self.in_group(group, rules, move |desk| {
+            arrivals.iter().map(|arrival| desk.reserve(arrival, lease)).collect()
+        })
+        .await
+    }
+
+    async fn conclude(
+        &self,
+        group: &str,
+        conclusions: Vec<(Arrival, Uuid, Handled)>,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        self.in_group(group, rules, move |desk| {
+            conclusions
+                .into_iter()
+                .map(|(arrival, token, handled)| {
+                    if !desk.end_reservation(&arrival, token)? {
+                        return Ok(Receipt::Busy);
+                    }
+                    // Looked at again: the reservation kept others from working on it, not from parking it.
+                    match desk.standing(&arrival)? {
+                        Standing::Settled(receipt) => Ok(receipt),
+                        Standing::Free { attempts } => desk.conclude(&arrival, attempts, handled),
+                    }
+                })
+                .collect()
+        })
+        .await
+    }
+
+    async fn due(&self, group: &str, limit: usize) -> Result<Vec<Arrival>, Error> {
+        let group = group.to_owned();
+        self.file.read(move |connection| parked::due(connection, &group, limit)).await
+    }
+
+    async fn processed(&self, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
+        let group = group.to_owned();
+        self.file.read(move |connection| processed(connection, &group, page)).await
+    }
+
+    async fn parked(&self, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
+        let group = group.to_owned();
+        self.file.read(move |connection| parked::list(connection, &group, page)).await
+    }
+
+    async fn unpark(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
+        let (group, actor) = (group.to_owned(), actor.to_owned());
+        self.file
+            .write(move |connection| {
+                parked::unpark(connection, &group, id)?;
+                audit(connection, &actor, "inbox requeue", id, &format!("{{\"group\":\"{group}\"}}"))
+            })
+            .await
+    }
+
+    async fn drop_parked(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
+        let (group, actor) = (group.to_owned(), actor.to_owned());
+        self.file
+            .write(move |connection| {
+                parked::discard(connection, &group, id)?;
+                audit(connection, &actor, "inbox discard", id, &format!("{{\"group\":\"{group}\"}}"))
+            })
+            .await
+    }
+
+    async fn inbox_counts(&self, group: &str) -> Result<InboxCounts, Error> {
+        let group = group.to_owned();
+        self.file
+            .read(move |connection| {
+                let counts = connection
+                    .prepare_cached(
+                        "SELECT processed, duplicates, parked, dead FROM inbox_groups WHERE name = ?1",
+                    )?
+                    .query_row([group], |row| {
+                        Ok(InboxCounts {
+                            processed: row.get(0)?,
+                            duplicates: row.get(1)?,
+                            parked: row.get(2)?,
+                            dead: row.get(3)?,
+                        })
+                    })
+                    .optional()?;
+                Ok(counts.unwrap_or_default())
+            })
+            .await
+    }
+
+    async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {
+        let group = group.to_owned();
+        self.file
+            .write(move |connection| {
+                let oldest = now(connection)? - millis(keep);
+                // Marks stand in the order in which they were made, all groups together.
+                let old: Vec<i64> = connection
+                    .prepare_cached(
+                        "SELECT position, processed_at, grp = (SELECT grp FROM inbox_groups WHERE name = ?2)
+                         FROM inbox_ids ORDER BY position LIMIT ?1",
+                    )?
+                    .query_map(params![FORGET, group], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+                    .take_while(|row| !matches!(row, Ok((_, processed_at, _)) if *processed_at >= oldest))
+                    .filter(|row: &rusqlite::Result<(i64, i64, bool)>| !matches!(row, Ok((.., false))))
+                    .map(|row| row.map(|(position, ..)| position))
+                    .collect::<Result<_, _>>()?;
+                for position in &old {
+                    connection
+                        .prepare_cached("DELETE FROM inbox_ids WHERE position = ?1")?
+                        .execute([position])?;
+                }
+                Ok(old.len() as u64)
+            })
+            .await
+    }
+}
+
+impl SqliteStore {
+    /// Runs `handler` for each arrival in the transaction of its mark, on the store's writer thread: for
+    /// handlers written in Rust against rusqlite. It should be quick; all other writers wait for it.
+    ///
+    /// # Errors
+    /// When the transaction fails; then nothing was done.
+    pub async fn process_with(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        handler: SqlHandler,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        let name = group.to_owned();
+        self.in_group(group, rules, move |desk| {
+            let mut unavailable: Option<Receipt> = None;
+            arrivals
+                .iter()
+                .map(|arrival| {
+                    if let Some(receipt) = &unavailable {
+                        return Ok(receipt.clone());
+                    }
+                    let receipt = desk.process(&name, arrival, &handler)?;
+                    if matches!(receipt, Receipt::Unavailable { .. }) {
+                        unavailable = Some(receipt.clone());
+                    }
+                    Ok(receipt)
+                })
+                .collect()
+        })
+        .await
+    }
+
+    async fn in_group<T: Send + 'static>(
+        &self,
+        group: &str,
+        rules: &InboxRules,
+        work: impl FnOnce(&mut GroupDesk<'_>) -> Result<Vec<T>, Error> + Send + 'static,
+    ) -> Result<Vec<T>, Error> {
+        let (group, rules) = (group.to_owned(), rules.clone());
+        self.file
+            .write(move |connection| {
+                let mut desk = GroupDesk::new(connection, &group, &rules)?;
+                let results = work(&mut desk)?;
+                desk.finish()?;
+                Ok(results)
+            })
+            .await
+    }
+}
+
+/// The number of a group, made on first use.
+pub(super) fn group_number(connection: &Connection, group: &str) -> rusqlite::Result<i64> {
+    let find = || -> rusqlite::Result<Option<i64>> {
+        connection
+            .prepare_cached("SELECT grp FROM inbox_groups WHERE name = ?1")?
+            .query_row([group], |row| row.get(0))
+            .optional()
+    };
+    if let Some(number) = find()? {
+        return Ok(number);
+    }
+    connection.execute("INSERT INTO inbox_groups (name) VALUES (?1) ON CONFLICT DO NOTHING", [group])?;
+    find()?.ok_or(rusqlite::Error::QueryReturnedNoRows)
+}
+
+/// What a message says, in few bytes: an id that returns with other content is no duplicate.
+pub(super) fn digest(arrival: &Arrival) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    hash.update(arrival.message.topic.as_bytes());
+    hash.update([0]);
+    hash.update(&arrival.message.payload);
+    hash.finalize()[..16].to_vec()
+}
+
+/// One group's work in one transaction.
+pub(super) struct GroupDesk<'a> {
+    connection: &'a Connection,
+    rules: &'a InboxRules,
+    name: &'a str,
+    group: i64,
+    now: i64,
+    counts: Changes,
+    acknowledger: Option<Acknowledger<'a>>,
+    /// Whether anything is parked for the group: nearly always not, and then nobody needs to look.
+    parked: bool,
+}
+
+/// What a transaction adds to the group's counters.
+#[derive(Default)]
+struct Changes {
+    processed: i64,
+    duplicates: i64,
+    parked: i64,
+    dead: i64,
+}
+
+impl<'a> GroupDesk<'a> {
+    fn new(connection: &'a Connection, name: &'a str, rules: &'a InboxRules) -> Result<Self, Error> {
+        let group = group_number(connection, name)?;
+        let acknowledger = rules.acknowledge.then(|| Acknowledger::new(connection)).transpose()?;
+        let now = now(connection)?;
+        let parked = parked::any(connection, group)?;
+        Ok(Self { connection, rules, name, group, now, counts: Changes::default(), acknowledger, parked })
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        let Changes { processed, duplicates, parked, dead } = self.counts;
+        if [processed, duplicates, parked, dead] != [0; 4] {
+            self.connection
+                .prepare_cached(
+                    "UPDATE inbox_groups SET processed = processed + ?2, duplicates = duplicates + ?3,
+                            parked = parked + ?4, dead = dead + ?5 WHERE grp = ?1",
+                )?
+                .execute(params![self.group, processed, duplicates, parked, dead])?;
+        }
+        self.acknowledger.map_or(Ok(()), Acknowledger::finish)
+    }
+
+    fn process(&mut self, group: &str, arrival: &Arrival, handler: &SqlHandler) -> Result<Receipt, Error> {
+        let attempts = match self.standing(arrival)? {
+            Standing::Settled(receipt) => return Ok(receipt),
+            Standing::Free { attempts } => attempts,
+        };
+        if self.reserved(arrival)? {
+            return Ok(Receipt::Busy);
+        }
+        self.connection.prepare_cached("SAVEPOINT work")?.execute([])?;
+        let handled = handler(self.connection, group, arrival);
+        if handled != Handled::Done {
+            self.connection.prepare_cached("ROLLBACK TO work")?.execute([])?;
+        }
+        self.connection.prepare_cached("RELEASE work")?.execute([])?;
+        self.conclude(arrival, attempts, handled)
+    }
+
+    /// Writes what the handler said, for an arrival that is free.
+    fn conclude(&mut self, arrival: &Arrival, attempts: u32, handled: Handled) -> Result<Receipt, Error> {
+        match handled {
+            Handled::Done => {
+                self.mark(arrival)?;
+                self.unpark(arrival)?;
+                self.acknowledge(arrival)?;
+                Ok(Receipt::Done)
+            }
+            Handled::Retry { error, after } => self.retry(arrival, attempts, error, after),
+            Handled::Dead { error } => self.bury(arrival, attempts + 1, error),
+            Handled::Unavailable { error } => Ok(Receipt::Unavailable { error }),
+        }
+    }
+
+    fn mark(&mut self, arrival: &Arrival) -> Result<(), Error> {
+        let message = &arrival.message;
+        self.connection.prepare_cached(include_str!("inbox/mark.sql"))?.execute(params![
+            self.group,
+            message.id.to_string(),
+            digest(arrival),
+            message.topic,
+            message.key,
+            arrival.seq,
+            self.now
+        ])?;
+        self.counts.processed += 1;
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, arrival: &Arrival) -> Result<(), Error> {
+        if let Some(acknowledger) = &mut self.acknowledger {
+            acknowledger.acknowledge(arrival.message.id, self.name)?;
+        }
+        Ok(())
+    }
+
+    /// The receipt of a message that was done before, if it was.
+    fn done_before(&mut self, arrival: &Arrival) -> Result<Option<Receipt>, Error> {
+        let same: Option<bool> = self
+            .connection
+            .prepare_cached("SELECT digest = ?3 FROM inbox_ids WHERE grp = ?1 AND id = ?2")?
+            .query_row(params![self.group, arrival.message.id.to_string(), digest(arrival)], |row| row.get(0))
+            .optional()?;
+        match same {
+            None => Ok(None),
+            Some(true) => {
+                self.counts.duplicates += 1;
+                self.acknowledge(arrival)?;
+                Ok(Some(Receipt::Duplicate))
+            }
+            Some(false) => {
+                let error = "its id was used before for a message with other content".to_owned();
+                self.bury(arrival, 0, error).map(Some)
+            }
+        }
+    }
+
+    fn reserve(&mut self, arrival: &Arrival, lease: Duration) -> Result<Reservation, Error> {
+        if let Standing::Settled(receipt) = self.standing(arrival)? {
+            return Ok(Reservation::Settled(receipt));
+        }
+        let token = Uuid::new_v4();
+        let granted = self
+            .connection
+            .prepare_cached(
+                "INSERT INTO inbox_reserved (grp, id, token, until) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT DO UPDATE SET token = excluded.token, until = excluded.until WHERE until <= ?5",
+            )?
+            .execute(params![
+                self.group,
+                arrival.message.id.to_string(),
+                token.to_string(),
+                self.now + millis(lease),
+                self.now
+            ])?;
+        Ok(if granted == 1 { Reservation::Granted(token) } else { Reservation::Settled(Receipt::Busy) })
+    }
+
+    fn reserved(&self, arrival: &Arrival) -> Result<bool, Error> {
+        Ok(self
+            .connection
+            .prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = ?1 AND id = ?2 AND until > ?3)",
+            )?
+            .query_row(params![self.group, arrival.message.id.to_string(), self.now], |row| row.get(0))?)
+    }
+
+    fn end_reservation(&self, arrival: &Arrival, token: Uuid) -> Result<bool, Error> {
+        let ended = self
+            .connection
+            .prepare_cached(
+                "DELETE FROM inbox_reserved WHERE grp = ?1 AND id = ?2 AND token = ?3 AND until > ?4",
+            )?
+            .execute(params![self.group, arrival.message.id.to_string(), token.to_string(), self.now])?;
+        Ok(ended == 1)
+    }
+}
+
+fn processed(connection: &Connection, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
+    /// Marks of other groups that are passed over in one call.
+    const LOOK: usize = 20_000;
+    let (sign, order) = direction(page);
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT i.position, i.id, i.topic, i.key, i.seq, i.processed_at, g.name = ?3
+         FROM inbox_ids i JOIN inbox_groups g USING (grp)
+         WHERE (?1 IS NULL OR i.position {sign} ?1) ORDER BY i.position {order} LIMIT ?2"
+    ))?;
+    let mut rows = statement.query(params![page.after, LOOK, group])?;
+    let mut items = Vec::new();
+    let (mut last, mut looked) = (None, 0);
+    while let Some(row) = rows.next()? {
+        last = Some(row.get(0)?);
+        looked += 1;
+        if row.get(6)? {
+            items.push(Processed {
+                position: row.get(0)?,
+                id: id(row, 1)?,
+                topic: text(row, 2)?,
+                key: optional_text(row, 3)?,
+                seq: row.get(4)?,
+                processed_at: time(row.get(5)?),
+            });
+            if items.len() == page.limit {
+                return Ok(Paged { items, next: last });
+            }
+        }
+    }
+    Ok(Paged { items, next: last.filter(|_| looked == LOOK) })
+}

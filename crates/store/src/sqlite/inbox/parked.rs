@@ -1,0 +1,283 @@
+//! Messages that the inbox keeps: for a later try, behind another of their key, or for a person.
+
+use std::time::Duration;
+
+use message::MessageId;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::super::inspect::direction;
+use super::super::row::{MESSAGE_COLUMNS, headers_json, message, message_columns, millis, now, time};
+use super::super::settle::clip;
+use super::GroupDesk;
+use crate::{Arrival, Error, Page, Paged, Parked, Receipt};
+
+/// Whether an arrival may be worked on now.
+pub(super) enum Standing {
+    /// It may; it has failed this often.
+    Free { attempts: u32 },
+    /// It may not, and this is what to say of it.
+    Settled(Receipt),
+}
+
+/// A parked message's place.
+struct Place {
+    attempts: u32,
+    next_attempt_at: Option<i64>,
+    dead: bool,
+    error: String,
+}
+
+pub(super) fn any(connection: &Connection, group: i64) -> rusqlite::Result<bool> {
+    connection
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM inbox_parked WHERE grp = ?1)")?
+        .query_row([group], |row| row.get(0))
+}
+
+impl GroupDesk<'_> {
+    /// Where an arrival stands: done before, parked, behind another, or free to be worked on.
+    pub(super) fn standing(&mut self, arrival: &Arrival) -> Result<Standing, Error> {
+        if let Some(receipt) = self.done_before(arrival)? {
+            return Ok(Standing::Settled(receipt));
+        }
+        if !self.parked {
+            return Ok(Standing::Free { attempts: 0 });
+        }
+        if let Some(place) = self.place(arrival.message.id)? {
+            let due = place.next_attempt_at.is_some_and(|at| at <= self.now);
+            return Ok(match place {
+                Place { dead: true, error, .. } => Standing::Settled(Receipt::Dead { error }),
+                Place { attempts, .. } if due => Standing::Free { attempts },
+                Place { error, .. } => Standing::Settled(Receipt::Parked { error }),
+            });
+        }
+        if self.blocked(arrival)? {
+            let error = "waits behind an earlier message of its key".to_owned();
+            self.park(arrival, 0, None, false, &error)?;
+            self.counts.parked += 1;
+            return Ok(Standing::Settled(Receipt::Parked { error }));
+        }
+        Ok(Standing::Free { attempts: 0 })
+    }
+
+    fn place(&self, id: MessageId) -> Result<Option<Place>, Error> {
+        Ok(self
+            .connection
+            .prepare_cached(
+                "SELECT attempts, next_attempt_at, dead, error FROM inbox_parked WHERE grp = ?1 AND id = ?2",
+            )?
+            .query_row(params![self.group, id.to_string()], |row| {
+                Ok(Place {
+                    attempts: row.get(0)?,
+                    next_attempt_at: row.get(1)?,
+                    dead: row.get(2)?,
+                    error: row.get(3)?,
+                })
+            })
+            .optional()?)
+    }
+
+    fn blocked(&self, arrival: &Arrival) -> Result<bool, Error> {
+        let Some(key) = arrival.message.key.as_ref().filter(|_| self.rules.ordered) else { return Ok(false) };
+        Ok(self
+            .connection
+            .prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM inbox_parked
+                                WHERE grp = ?1 AND topic = ?2 AND key = ?3 AND (dead = 0 OR ?4))",
+            )?
+            .query_row(params![self.group, arrival.message.topic, key, self.rules.hold_dead], |row| {
+                row.get(0)
+            })?)
+    }
+
+    /// Keeps a message that failed for its next try, or for a person at its limit.
+    pub(super) fn retry(
+        &mut self,
+        arrival: &Arrival,
+        attempts: u32,
+        error: String,
+        after: Option<Duration>,
+    ) -> Result<Receipt, Error> {
+        let attempts = attempts + 1;
+        let policy = &self.rules.retry;
+        if attempts >= policy.max_attempts {
+            let error = format!("MaxAttempts({}) exceeded: {error}", policy.max_attempts);
+            return self.bury(arrival, attempts, error);
+        }
+        let delay = policy.delay(attempts, &mut rand::rng()).max(after.unwrap_or_default());
+        let new = self.park(arrival, attempts, Some(self.now + millis(delay)), false, &error)?;
+        self.counts.parked += i64::from(new);
+        Ok(Receipt::Parked { error })
+    }
+
+    /// Keeps a message for a person.
+    pub(super) fn bury(&mut self, arrival: &Arrival, attempts: u32, error: String) -> Result<Receipt, Error> {
+        let new = self.park(arrival, attempts, None, true, &error)?;
+        self.counts.parked -= i64::from(!new);
+        self.counts.dead += 1;
+        if !self.rules.hold_dead {
+            self.wake_next(arrival)?;
+        }
+        Ok(Receipt::Dead { error })
+    }
+
+    /// Writes the parked message. `true` when it was not parked before.
+    fn park(
+        &mut self,
+        arrival: &Arrival,
+        attempts: u32,
+        next_attempt_at: Option<i64>,
+        dead: bool,
+        error: &str,
+    ) -> Result<bool, Error> {
+        let message = &arrival.message;
+        let new = self.place(message.id)?.is_none();
+        self.connection.prepare_cached(include_str!("park.sql"))?.execute(params![
+            self.group,
+            message.id.to_string(),
+            message.topic,
+            message.kind,
+            message.key,
+            &message.payload[..],
+            message.content_type,
+            headers_json(message),
+            message.occurred_at.timestamp_millis(),
+            arrival.seq,
+            arrival.delivery,
+            attempts,
+            next_attempt_at,
+            dead,
+            clip(error),
+        ])?;
+        self.parked = true;
+        Ok(new)
+    }
+
+    /// A message is done: if it was parked, it is no more, and the next of its key may go.
+    pub(super) fn unpark(&mut self, arrival: &Arrival) -> Result<(), Error> {
+        if !self.parked {
+            return Ok(());
+        }
+        let removed = self
+            .connection
+            .prepare_cached("DELETE FROM inbox_parked WHERE grp = ?1 AND id = ?2")?
+            .execute(params![self.group, arrival.message.id.to_string()])?;
+        if removed == 1 {
+            self.counts.parked -= 1;
+            self.wake_next(arrival)?;
+        }
+        Ok(())
+    }
+
+    fn wake_next(&self, arrival: &Arrival) -> Result<(), Error> {
+        let Some(key) = &arrival.message.key else { return Ok(()) };
+        wake_next(self.connection, self.group, &arrival.message.topic, key, self.now)
+    }
+}
+
+/// The first message of a key that waits behind nobody any more is due at once.
+fn wake_next(connection: &Connection, group: i64, topic: &str, key: &str, now: i64) -> Result<(), Error> {
+    connection
+        .prepare_cached(
+            "UPDATE inbox_parked SET next_attempt_at = ?4 WHERE next_attempt_at IS NULL AND position =
+             (SELECT position FROM inbox_parked WHERE grp = ?1 AND topic = ?2 AND key = ?3 AND dead = 0
+              ORDER BY position LIMIT 1)",
+        )?
+        .execute(params![group, topic, key, now])?;
+    Ok(())
+}
+
+fn arrival(row: &Row<'_>) -> rusqlite::Result<Arrival> {
+    Ok(Arrival {
+        message: message(row)?,
+        seq: row.get(MESSAGE_COLUMNS)?,
+        delivery: row.get(MESSAGE_COLUMNS + 1)?,
+    })
+}
+
+pub(super) fn due(connection: &Connection, group: &str, limit: usize) -> Result<Vec<Arrival>, Error> {
+    let mut statement = connection.prepare_cached(concat!(
+        "SELECT ",
+        message_columns!(),
+        ", seq, delivery FROM inbox_parked
+         WHERE grp = (SELECT grp FROM inbox_groups WHERE name = ?1) AND next_attempt_at <= ?2
+         ORDER BY position LIMIT ?3"
+    ))?;
+    let arrivals = statement.query_map(params![group, now(connection)?, limit], arrival)?;
+    Ok(arrivals.collect::<Result<_, _>>()?)
+}
+
+pub(super) fn list(connection: &Connection, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
+    const EXTRA: usize = MESSAGE_COLUMNS + 2;
+    let (sign, order) = direction(page);
+    let mut statement = connection.prepare_cached(&format!(
+        concat!(
+            "SELECT ",
+            message_columns!(),
+            ", seq, delivery, attempts, next_attempt_at, dead, error, position FROM inbox_parked
+             WHERE grp = (SELECT grp FROM inbox_groups WHERE name = ?1)
+             AND (?2 IS NULL OR position {} ?2) ORDER BY position {} LIMIT ?3"
+        ),
+        sign, order
+    ))?;
+    let mut rows = statement.query(params![group, page.after, page.limit])?;
+    let mut items = Vec::new();
+    let mut last = None;
+    while let Some(row) = rows.next()? {
+        last = Some(row.get(EXTRA + 4)?);
+        items.push(Parked {
+            group: group.to_owned(),
+            arrival: arrival(row)?,
+            attempts: row.get(EXTRA)?,
+            next_attempt_at: row.get::<_, Option<i64>>(EXTRA + 1)?.map(time),
+            dead: row.get(EXTRA + 2)?,
+            error: row.get(EXTRA + 3)?,
+        });
+    }
+    let next = last.filter(|_| items.len() == page.limit);
+    Ok(Paged { items, next })
+}
+
+pub(super) fn unpark(connection: &Connection, group: &str, id: MessageId) -> Result<(), Error> {
+    let dead: Option<bool> = connection
+        .query_row(
+            "SELECT p.dead FROM inbox_parked p JOIN inbox_groups g USING (grp) WHERE g.name = ?1 AND p.id = ?2",
+            params![group, id.to_string()],
+            |row| row.get(0),
+        )
+        .optional()?;
+    let Some(dead) = dead else { return Err(not_parked(group, id)) };
+    connection.execute(
+        "UPDATE inbox_parked SET dead = 0, attempts = 0, next_attempt_at = ?3
+         WHERE id = ?2 AND grp = (SELECT grp FROM inbox_groups WHERE name = ?1)",
+        params![group, id.to_string(), now(connection)?],
+    )?;
+    connection.execute(
+        "UPDATE inbox_groups SET dead = dead - ?2, parked = parked + ?2 WHERE name = ?1",
+        params![group, dead],
+    )?;
+    Ok(())
+}
+
+pub(super) fn discard(connection: &Connection, group: &str, id: MessageId) -> Result<(), Error> {
+    let gone: Option<(i64, String, Option<String>, bool)> = connection
+        .query_row(
+            "DELETE FROM inbox_parked WHERE id = ?2 AND grp = (SELECT grp FROM inbox_groups WHERE name = ?1)
+             RETURNING grp, topic, key, dead",
+            params![group, id.to_string()],
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)),
+        )
+        .optional()?;
+    let Some((number, topic, key, dead)) = gone else { return Err(not_parked(group, id)) };
+    connection.execute(
+        "UPDATE inbox_groups SET dead = dead - ?2, parked = parked - NOT ?2 WHERE name = ?1",
+        params![group, dead],
+    )?;
+    if let Some(key) = key {
+        wake_next(connection, number, &topic, &key, now(connection)?)?;
+    }
+    Ok(())
+}
+
+fn not_parked(group: &str, id: MessageId) -> Error {
+    Error::Refused(format!("the inbox of {group} does not keep a message {id}"))
+}

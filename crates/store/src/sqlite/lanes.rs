@@ -1,0 +1,279 @@
+//! Leases of lanes, on a connection of their own.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use message::{Event, Next, State, Status, step};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use uuid::Uuid;
+
+use super::row::{millis, now, optional_text, state, text, time, word};
+use super::tally::Tally;
+use super::{SqliteStore, hold};
+use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, TopicRule};
+
+/// Slots, and so the most lanes that can be.
+const SLOTS: u16 = 1024;
+
+#[async_trait]
+impl Lanes for SqliteStore {
+    async fn beat(&self, beat: &Beat) -> Result<Beaten, Error> {
+        let mut heart = self.heart.lock().expect("no beat panics while it holds the connection");
+        let transaction = heart.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let beaten = Heartbeat { connection: &transaction, now: now(&transaction)?, beat }.run()?;
+        transaction.commit()?;
+        Ok(beaten)
+    }
+
+    async fn release(&self, leases: &[Lease]) -> Result<(), Error> {
+        let leases = leases.to_vec();
+        self.file
+            .write(move |connection| {
+                for lease in leases {
+                    connection
+                        .prepare_cached(
+                            "UPDATE lanes SET owner = NULL, lease_id = NULL, locked_until = 0
+                             WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3",
+                        )?
+                        .execute(params![lease.lane, lease.epoch, lease.id.to_string()])?;
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    async fn leave(&self, instance: &Instance) -> Result<(), Error> {
+        let id = instance.id.to_string();
+        self.file
+            .write(move |connection| {
+                connection.execute("DELETE FROM instances WHERE id = ?1", [&id])?;
+                connection.execute(
+                    "UPDATE lanes SET owner = NULL, lease_id = NULL, locked_until = 0 WHERE owner = ?1",
+                    [&id],
+                )?;
+                Ok(())
+            })
+            .await
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneView>, Error> {
+        self.file
+            .read(|connection| {
+                let now = now(connection)?;
+                let mut statement = connection.prepare_cached(
+                    "SELECT l.lane, l.epoch, coalesce(i.name, l.owner), l.locked_until, coalesce(b.size, 0)
+                     FROM lanes l LEFT JOIN instances i ON i.id = l.owner LEFT JOIN batches b USING (lane)
+                     WHERE l.lane < ?1 ORDER BY l.lane",
+                )?;
+                let lanes = statement.query_map([count(connection)?], |row| {
+                    let until: i64 = row.get(3)?;
+                    let owned = until > now;
+                    Ok(LaneView {
+                        lane: row.get(0)?,
+                        epoch: row.get(1)?,
+                        owner: if owned { row.get(2)? } else { None },
+                        locked_until: owned.then(|| time(until)),
+                        in_flight: row.get(4)?,
+                    })
+                })?;
+                Ok(lanes.collect::<Result<_, _>>()?)
+            })
+            .await
+    }
+
+    async fn set_lanes(&self, wanted: u16) -> Result<bool, Error> {
+        if !wanted.is_power_of_two() || wanted > SLOTS {
+            return Err(Error::Refused(format!(
+                "{wanted} lanes are not possible: choose a power of two from 1 to {SLOTS}"
+            )));
+        }
+        self.file
+            .write(move |connection| {
+                connection.execute(
+                    "UPDATE settings SET value = ?1 WHERE name = 'lanes_wanted'",
+                    [wanted.to_string()],
+                )?;
+                resize(connection, now(connection)?)
+            })
+            .await
+    }
+}
+
+/// How many lanes there are.
+pub(super) fn count(connection: &Connection) -> rusqlite::Result<u16> {
+    setting(connection, "lanes")
+}
+
+fn setting(connection: &Connection, name: &str) -> rusqlite::Result<u16> {
+    connection
+        .prepare_cached("SELECT CAST(value AS INTEGER) FROM settings WHERE name = ?1")?
+        .query_row([name], |row| row.get(0))
+}
+
+/// Puts a wanted number of lanes in force if nothing stands in its way. `true` when it is in force.
+fn resize(connection: &Connection, now: i64) -> Result<bool, Error> {
+    let (current, wanted) = (count(connection)?, setting(connection, "lanes_wanted")?);
+    if current == wanted {
+        return Ok(true);
+    }
+    // An open batch counts even when its owner is dead: only a relay, which knows the routes, can resolve it.
+    let busy: bool = connection.query_row(
+        "SELECT EXISTS (SELECT 1 FROM lanes WHERE locked_until > ?1) OR EXISTS (SELECT 1 FROM batches)",
+        [now],
+        |row| row.get(0),
+    )?;
+    if busy {
+        return Ok(false);
+    }
+    connection.execute("UPDATE settings SET value = ?1 WHERE name = 'lanes'", [wanted.to_string()])?;
+    Ok(true)
+}
+
+/// One beat, inside its transaction.
+struct Heartbeat<'a> {
+    connection: &'a Connection,
+    now: i64,
+    beat: &'a Beat,
+}
+
+impl Heartbeat<'_> {
+    fn run(&self) -> Result<Beaten, Error> {
+        let owner = self.beat.instance.id.to_string();
+        let until = self.now + millis(self.beat.lease);
+        self.connection
+            .prepare_cached(
+                "INSERT INTO instances (id, name, alive_until) VALUES (?1, ?2, ?3)
+                 ON CONFLICT DO UPDATE SET alive_until = excluded.alive_until",
+            )?
+            .execute(params![owner, self.beat.instance.name, until])?;
+        self.connection
+            .prepare_cached("DELETE FROM instances WHERE alive_until < ?1")?
+            .execute([self.now])?;
+        let instances: usize =
+            self.connection.query_row("SELECT count(*) FROM instances", [], |row| row.get(0))?;
+
+        let mut beaten = Beaten { held: self.renew(until)?, instances, ..Beaten::default() };
+        let resizing = !self.settle_size()?;
+        let lanes = usize::from(count(self.connection)?);
+        let share = if resizing { 0 } else { lanes.div_ceil(instances.max(1)) };
+        if self.beat.take {
+            self.take(share.saturating_sub(beaten.held.len()), until, &owner, &mut beaten)?;
+        }
+        beaten.surplus = beaten.held.len().saturating_sub(share);
+        Ok(beaten)
+    }
+
+    fn renew(&self, until: i64) -> Result<Vec<Lease>, Error> {
+        let mut held = Vec::with_capacity(self.beat.held.len());
+        for lease in &self.beat.held {
+            let renewed = self
+                .connection
+                .prepare_cached(
+                    "UPDATE lanes SET locked_until = ?4 WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3",
+                )?
+                .execute(params![lease.lane, lease.epoch, lease.id.to_string(), until])?;
+            if renewed == 1 {
+                held.push(*lease);
+            }
+        }
+        Ok(held)
+    }
+
+    /// A change of the number of lanes waits for dead owners' batches too: this instance resolves them.
+    fn settle_size(&self) -> Result<bool, Error> {
+        if resize(self.connection, self.now)? {
+            return Ok(true);
+        }
+        let abandoned: Vec<u16> = self
+            .connection
+            .prepare_cached(
+                "SELECT b.lane FROM batches b JOIN lanes l USING (lane) WHERE l.locked_until <= ?1",
+            )?
+            .query_map([self.now], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        for lane in abandoned {
+            // A new epoch first: the late owner must find its batch gone and its lease void.
+            self.connection.execute(
+                "UPDATE lanes SET epoch = epoch + 1, owner = NULL, lease_id = NULL, locked_until = 0
+                 WHERE lane = ?1",
+                [lane],
+            )?;
+            orphan(self.connection, lane, &*self.beat.rule)?;
+        }
+        resize(self.connection, self.now)
+    }
+
+    fn take(&self, most: usize, until: i64, owner: &str, beaten: &mut Beaten) -> Result<(), Error> {
+        if most == 0 {
+            return Ok(());
+        }
+        let free: Vec<(u16, i64)> = self
+            .connection
+            .prepare_cached(
+                "SELECT lane, epoch FROM lanes WHERE lane < ?1 AND locked_until <= ?2 ORDER BY lane LIMIT ?3",
+            )?
+            .query_map(params![count(self.connection)?, self.now, most], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?
+            .collect::<Result<_, _>>()?;
+        for (lane, epoch) in free {
+            let lease = Lease { lane, epoch: epoch + 1, id: Uuid::new_v4() };
+            self.connection
+                .prepare_cached(
+                    "UPDATE lanes SET epoch = ?2, lease_id = ?3, owner = ?4, locked_until = ?5 WHERE lane = ?1",
+                )?
+                .execute(params![lane, lease.epoch, lease.id.to_string(), owner, until])?;
+            let (orphans, dead) = orphan(self.connection, lane, &*self.beat.rule)?;
+            beaten.orphans += orphans;
+            beaten.dead += dead;
+            beaten.held.push(lease);
+        }
+        Ok(())
+    }
+}
+
+/// Resolves the batch that a former owner left open on `lane`. Answers how many messages it had and how many
+/// of them are Dead now.
+fn orphan(
+    connection: &Connection,
+    lane: u16,
+    rule: &dyn Fn(&str) -> TopicRule,
+) -> Result<(usize, usize), Error> {
+    let seqs: Option<String> = connection
+        .prepare_cached("DELETE FROM batches WHERE lane = ?1 RETURNING seqs")?
+        .query_row([lane], |row| row.get(0))
+        .optional()?;
+    let Some(seqs) = seqs else { return Ok((0, 0)) };
+    let seqs: Vec<i64> = serde_json::from_str(&seqs).map_err(|error| Error::Broken(error.to_string()))?;
+    let mut tally = Tally::default();
+    let mut rules = HashMap::new();
+    let mut dead = 0;
+    for seq in &seqs {
+        let (topic, key, before): (String, Option<String>, State) = connection
+            .prepare_cached(
+                "SELECT topic, key, status, attempts, crashes, delivery_epoch FROM outbox_events WHERE seq = ?1",
+            )?
+            .query_row([seq], |row| Ok((text(row, 0)?, optional_text(row, 1)?, state(row, 2, true)?)))?;
+        let Next::State(after) = step(before, Event::Orphaned)? else {
+            return Err(Error::Broken("an orphaned message cannot be gone".to_owned()));
+        };
+        if after.status == Status::Dead {
+            dead += 1;
+            tally.moved(before.rest, Status::Dead);
+            let hold_dead = rules.entry(topic.clone()).or_insert_with(|| rule(&topic)).hold_dead;
+            match key.filter(|_| hold_dead) {
+                Some(key) => hold::place(connection, &topic, &key, *seq)?,
+                None => hold::lift(connection, *seq)?,
+            }
+        }
+        let reason = (after.status == Status::Dead)
+            .then(|| format!("crashes the relay: {} relays died while they held it", after.crashes));
+        connection
+            .prepare_cached(
+                "UPDATE outbox_events SET crashes = ?2, status = ?3, ready = ?4, dead_reason = ?5 WHERE seq = ?1",
+            )?
+            .execute(params![seq, after.crashes, word(after.status), reason.is_none(), reason])?;
+    }
+    tally.write(connection)?;
+    Ok((seqs.len(), dead))
+}

@@ -1,0 +1,125 @@
+//! For applications that use sqlx: the same writes, in their own transaction.
+//!
+//! The functions take any connection of sqlx's: `&mut *transaction` makes the message part of it.
+
+use message::{Message, MessageId};
+use sqlx::SqliteConnection;
+
+use super::inbox::digest;
+use super::row::{groups_json, headers_json};
+use crate::{Arrival, NewMessage};
+
+/// Writes a message in the caller's transaction: it exists if and when that commits.
+///
+/// # Errors
+/// What sqlx says; a message whose id is taken violates `outbox_id`.
+///
+/// # Cancel safety
+/// A call that is dropped may have written the message into the transaction: roll it back.
+pub async fn append(connection: &mut SqliteConnection, message: &Message) -> Result<(), sqlx::Error> {
+    append_for(connection, &NewMessage::from(message.clone())).await
+}
+
+/// Like [`append`], naming the groups that must acknowledge. `once` is not looked at: the caller's own
+/// transaction decides whether it writes.
+///
+/// # Errors
+/// As [`append`].
+///
+/// # Cancel safety
+/// As [`append`].
+pub async fn append_for(connection: &mut SqliteConnection, new: &NewMessage) -> Result<(), sqlx::Error> {
+    let message = &new.message;
+    sqlx::query(include_str!("append.sql"))
+        .bind(message.id.to_string())
+        .bind(&message.topic)
+        .bind(&message.kind)
+        .bind(&message.key)
+        .bind(&message.payload[..])
+        .bind(&message.content_type)
+        .bind(headers_json(message))
+        .bind(message.occurred_at.timestamp_millis())
+        .bind(new.ack_groups.as_deref().map(groups_json))
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// Marks `arrival` as done by `group` in the caller's transaction. `false`: it was done before, so do nothing.
+///
+/// Of two transactions that try at the same time one waits for the other, and hears `false` if that commits.
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// A call that is dropped may have made the mark in the transaction: roll it back.
+pub async fn once(
+    connection: &mut SqliteConnection,
+    group: &str,
+    arrival: &Arrival,
+) -> Result<bool, sqlx::Error> {
+    let message = &arrival.message;
+    sqlx::query("INSERT INTO inbox_groups (name) VALUES (?1) ON CONFLICT DO NOTHING")
+        .bind(group)
+        .execute(&mut *connection)
+        .await?;
+    let marked = sqlx::query(
+        "INSERT INTO inbox_ids (grp, id, digest, topic, key, seq, processed_at)
+         SELECT grp, ?2, ?3, ?4, ?5, ?6, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)
+         FROM inbox_groups WHERE name = ?1
+         ON CONFLICT (grp, id) DO NOTHING",
+    )
+    .bind(group)
+    .bind(message.id.to_string())
+    .bind(digest(arrival))
+    .bind(&message.topic)
+    .bind(&message.key)
+    .bind(arrival.seq)
+    .execute(&mut *connection)
+    .await?
+    .rows_affected();
+    let counter = if marked == 1 {
+        "UPDATE inbox_groups SET processed = processed + 1 WHERE name = ?1"
+    } else {
+        "UPDATE inbox_groups SET duplicates = duplicates + 1 WHERE name = ?1"
+    };
+    sqlx::query(counter).bind(group).execute(connection).await?;
+    Ok(marked == 1)
+}
+
+/// Acknowledges a message to its producer in the caller's transaction, when both share this database.
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// A call that is dropped may have written the acknowledgement into the transaction: roll it back.
+pub async fn acknowledge(
+    connection: &mut SqliteConnection,
+    group: &str,
+    id: MessageId,
+) -> Result<(), sqlx::Error> {
+    let new = sqlx::query(
+        "INSERT INTO acknowledgements (seq, grp, acknowledged_at)
+         SELECT seq, ?1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)
+         FROM outbox_events WHERE id = ?2
+         ON CONFLICT DO NOTHING",
+    )
+    .bind(group)
+    .bind(id.to_string())
+    .execute(&mut *connection)
+    .await?
+    .rows_affected();
+    if new == 1 {
+        sqlx::query("DELETE FROM unacknowledged WHERE grp = ?1 AND seq = (SELECT seq FROM outbox_events WHERE id = ?2)")
+            .bind(group)
+            .bind(id.to_string())
+            .execute(&mut *connection)
+            .await?;
+        sqlx::query("UPDATE counters SET acknowledged_total = acknowledged_total + 1")
+            .execute(connection)
+            .await?;
+    }
+    Ok(())
+}

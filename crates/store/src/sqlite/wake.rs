@@ -1,0 +1,11 @@
+//! Waking the relay of this process when something was written.
+
+use super::SqliteStore;
+
+impl SqliteStore {
+    /// Wakes a relay of this process that waits for work. Call it after committing a transaction in
+    /// which messages were appended; a relay that hears nothing finds them by polling.
+    pub fn ring(&self) {
+        self.bell.notify_one();
+    }
+}
