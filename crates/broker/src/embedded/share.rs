@@ -55,6 +55,15 @@ pub(super) struct Partition {
     pub(super) committed: i64,
 }
 
+/// The partitions that the same members may take.
+#[derive(Default)]
+struct Circle {
+    partitions: usize,
+    /// By the member that looks.
+    held: Vec<Partition>,
+    free: Vec<Partition>,
+}
+
 /// Makes the group known and remembers what it asks for, so that nothing of it is removed before it is read.
 pub(super) fn subscribe(c: &Connection, group: &str, topics: &[String]) -> Result<i64, sqlite::Error> {
     c.execute("INSERT INTO broker_groups (name) VALUES (?1) ON CONFLICT DO NOTHING", [group])?;
@@ -196,7 +205,7 @@ fn divide(c: &Connection, group: i64, member: i64) -> Result<Vec<Share>, sqlite:
 
     // Partitions that the same members may take are divided together; a count over all of them at once could
     // fill a member up with what others could have taken and leave without an owner what only it can take.
-    let mut circles: BTreeMap<&[i64], (Vec<Partition>, Vec<Partition>, usize)> = BTreeMap::new();
+    let mut circles: BTreeMap<&[i64], Circle> = BTreeMap::new();
     let mut partitions = c.prepare_cached(
         "SELECT o.partition, t.name, o.epoch, o.committed, o.member
          FROM broker_offsets o
@@ -209,19 +218,19 @@ fn divide(c: &Connection, group: i64, member: i64) -> Result<Vec<Share>, sqlite:
         let topic: String = row.get(1)?;
         let Some(circle) = interested.get(&topic).filter(|circle| circle.contains(&member)) else { continue };
         let partition = Partition { id: row.get(0)?, topic, epoch: row.get(2)?, committed: row.get(3)? };
-        let (held, free, total) = circles.entry(circle).or_default();
-        *total += 1;
+        let circle = circles.entry(circle).or_default();
+        circle.partitions += 1;
         match row.get::<_, Option<i64>>(4)? {
-            Some(owner) if owner == member => held.push(partition),
+            Some(owner) if owner == member => circle.held.push(partition),
             Some(_) => {}
-            None => free.push(partition),
+            None => circle.free.push(partition),
         }
     }
 
     let mut shares = Vec::with_capacity(circles.len());
-    for (circle, (mut held, free, total)) in circles {
-        let rank = circle.iter().position(|other| *other == member).unwrap_or(circle.len());
-        let fair = fair(total, circle.len(), rank);
+    for (members, Circle { mut held, free, partitions }) in circles {
+        let rank = members.iter().position(|other| *other == member).unwrap_or(members.len());
+        let fair = fair(partitions, members.len(), rank);
         for mut partition in free.into_iter().take(fair.saturating_sub(held.len())) {
             partition.epoch = c
                 .prepare_cached(
