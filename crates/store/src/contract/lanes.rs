@@ -52,6 +52,8 @@ pub struct Beaten {
     pub held: Vec<Lease>,
     /// How many of those it should drain and release for others.
     pub surplus: usize,
+    /// How many more it would be given if they were free.
+    pub wanting: usize,
     /// Instances alive, this one included.
     pub instances: usize,
     /// Messages that earlier owners of newly taken lanes left in flight.

@@ -160,6 +160,7 @@ impl Heartbeat<'_> {
             self.take(share.saturating_sub(beaten.held.len()), until, &owner, &mut beaten)?;
         }
         beaten.surplus = beaten.held.len().saturating_sub(share);
+        beaten.wanting = share.saturating_sub(beaten.held.len());
         Ok(beaten)
     }
 

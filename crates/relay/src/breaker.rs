@@ -1,0 +1,256 @@
+//! A failing destination is not a failing message: while one is down, nothing is claimed for it.
+//!
+//! A breaker belongs to a broker (it cannot be reached) or to a topic (nothing could be stored there). Open,
+//! it lets a single probe through now and then; a probe that is confirmed closes it, slowly, so that a
+//! destination that has just come back is not run over by the backlog.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The wait before the first probe; doubled after each one in vain.
+const FIRST_PROBE: Duration = Duration::from_millis(500);
+
+/// The longest wait between probes: a destination that is back must not wait long.
+const LAST_PROBE: Duration = Duration::from_secs(15);
+
+/// A probe whose outcome never came back stops counting after this.
+const PROBE_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a topic may be misconfigured before its messages are Dead.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Messages let through at first when a destination is back; four times more after each success.
+const SLOW_START: usize = 16;
+
+/// What a breaker guards.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Destination {
+    Broker(String),
+    Topic(String),
+}
+
+/// A breaker as an operator sees it.
+#[derive(Clone, Debug)]
+pub struct BreakerView {
+    /// The broker or topic.
+    pub destination: String,
+    /// Closed off; else it is coming back.
+    pub open: bool,
+    /// Since when.
+    pub since: SystemTime,
+    /// What it last said.
+    pub error: String,
+}
+
+#[derive(Debug)]
+struct Breaker {
+    since: Instant,
+    since_wall: SystemTime,
+    error: String,
+    state: State,
+    failures: u32,
+    /// Messages have waited past their limit: let many through to find out which.
+    expiring: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Nothing passes until then.
+    Open { until: Instant },
+    /// One train has a probe on its way.
+    Probing { until: Instant },
+    /// Coming back: so many pass in a turn.
+    Returning { limit: usize },
+}
+
+/// All breakers of a relay that are not closed.
+#[derive(Debug, Default)]
+pub(crate) struct Breakers(Mutex<BTreeMap<Destination, Breaker>>);
+
+/// What a train may claim right now.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gates {
+    limits: BTreeMap<Destination, usize>,
+    /// The destinations that this turn probes.
+    pub(crate) probes: Vec<Destination>,
+}
+
+impl Gates {
+    /// How many messages may pass to this destination.
+    pub(crate) fn limit(&self, destination: &Destination) -> usize {
+        self.limits.get(destination).copied().unwrap_or(usize::MAX)
+    }
+}
+
+impl Breakers {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Destination, Breaker>> {
+        self.0.lock().expect("nothing panics while it holds the breakers")
+    }
+
+    /// What may pass now. A probe that is due is given to whoever asks first.
+    pub(crate) fn gates(&self, now: Instant) -> Gates {
+        let mut gates = Gates::default();
+        for (destination, breaker) in self.all().iter_mut() {
+            let limit = match breaker.state {
+                State::Returning { limit } => limit,
+                State::Open { until } | State::Probing { until } if until <= now => {
+                    breaker.state = State::Probing { until: now + PROBE_LIMIT };
+                    gates.probes.push(destination.clone());
+                    if breaker.expiring { usize::MAX } else { 1 }
+                }
+                State::Open { .. } | State::Probing { .. } => 0,
+            };
+            gates.limits.insert(destination.clone(), limit);
+        }
+        gates
+    }
+
+    /// The turn found nothing to probe with: the next one may try.
+    pub(crate) fn unused(&self, destination: &Destination, now: Instant) {
+        if let Some(breaker) = self.all().get_mut(destination)
+            && matches!(breaker.state, State::Probing { .. })
+        {
+            breaker.state = State::Open { until: now };
+        }
+    }
+
+    /// The wait until the next probe is due, if one is outstanding.
+    pub(crate) fn next_probe(&self, now: Instant) -> Option<Duration> {
+        let all = self.all();
+        let waits = all.values().filter_map(|breaker| match breaker.state {
+            State::Open { until } | State::Probing { until } => Some(until.saturating_duration_since(now)),
+            State::Returning { .. } => None,
+        });
+        waits.min()
+    }
+
+    /// The destination took a message.
+    pub(crate) fn succeeded(&self, destination: &Destination) {
+        let mut all = self.all();
+        let Some(breaker) = all.get_mut(destination) else { return };
+        let limit = match breaker.state {
+            State::Returning { limit } => limit.saturating_mul(4),
+            State::Open { .. } | State::Probing { .. } => {
+                tracing::info!(?destination, down_for = ?breaker.since.elapsed(), "the destination is back");
+                SLOW_START
+            }
+        };
+        breaker.failures = 0;
+        breaker.state = State::Returning { limit };
+        if limit > 100_000 {
+            all.remove(destination);
+        }
+    }
+
+    /// The destination took nothing. `expired`: a message had waited past its limit.
+    pub(crate) fn failed(&self, destination: &Destination, error: &str, expired: bool, now: Instant) {
+        let mut all = self.all();
+        let breaker = all.entry(destination.clone()).or_insert_with(|| {
+            tracing::warn!(?destination, error, "the destination is down: nothing is claimed for it");
+            Breaker {
+                since: now,
+                since_wall: SystemTime::now(),
+                error: String::new(),
+                state: State::Returning { limit: 0 },
+                failures: 0,
+                expiring: false,
+            }
+        });
+        let wait = FIRST_PROBE.saturating_mul(1 << breaker.failures.min(16)).min(LAST_PROBE);
+        let jitter = wait.mul_f64(rand::random::<f64>() / 4.0);
+        breaker.failures = breaker.failures.saturating_add(1);
+        error.clone_into(&mut breaker.error);
+        breaker.expiring = expired;
+        breaker.state = State::Open { until: if expired { now } else { now + wait + jitter } };
+    }
+
+    /// Whether a topic has been misconfigured for so long that its messages are Dead.
+    pub(crate) fn condemned(&self, topic: &str, now: Instant) -> bool {
+        self.all()
+            .get(&Destination::Topic(topic.to_owned()))
+            .is_some_and(|breaker| now.saturating_duration_since(breaker.since) >= PATIENCE)
+    }
+
+    pub(crate) fn views(&self) -> Vec<BreakerView> {
+        let view = |(destination, breaker): (&Destination, &Breaker)| BreakerView {
+            destination: match destination {
+                Destination::Broker(name) => format!("broker {name}"),
+                Destination::Topic(name) => format!("topic {name}"),
+            },
+            open: !matches!(breaker.state, State::Returning { .. }),
+            since: breaker.since_wall,
+            error: breaker.error.clone(),
+        };
+        self.all().iter().map(view).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn down() -> (Breakers, Destination, Instant) {
+        let (breakers, main, now) =
+            (Breakers::default(), Destination::Broker("main".to_owned()), Instant::now());
+        breakers.failed(&main, "refused", false, now);
+        (breakers, main, now)
+    }
+
+    #[test]
+    fn an_open_breaker_lets_one_probe_through_when_its_wait_is_over() {
+        let (breakers, main, now) = down();
+        assert_eq!(breakers.gates(now).limit(&main), 0);
+        let later = now + LAST_PROBE * 2;
+        let gates = breakers.gates(later);
+        assert_eq!((gates.limit(&main), gates.probes.len()), (1, 1));
+        assert_eq!(breakers.gates(later).limit(&main), 0, "the other trains wait for that probe");
+    }
+
+    #[test]
+    fn waits_between_probes_double_up_to_their_limit() {
+        let (breakers, main, mut now) = down();
+        let mut waits = Vec::new();
+        for _ in 0..10 {
+            waits.push(breakers.next_probe(now).expect("it is open"));
+            now += LAST_PROBE * 2;
+            breakers.failed(&main, "refused", false, now);
+        }
+        assert!(waits[0] >= FIRST_PROBE && waits[0] <= FIRST_PROBE.mul_f64(1.25));
+        assert!(waits[9] >= LAST_PROBE && waits[9] <= LAST_PROBE.mul_f64(1.25));
+        assert!(waits.windows(2).all(|pair| pair[1] >= pair[0].mul_f64(0.79)));
+    }
+
+    #[test]
+    fn a_destination_that_is_back_starts_slowly_and_ends_unlimited() {
+        let (breakers, main, now) = down();
+        let mut limits = Vec::new();
+        for _ in 0..9 {
+            breakers.succeeded(&main);
+            limits.push(breakers.gates(now).limit(&main));
+        }
+        assert_eq!(limits[0], SLOW_START);
+        assert!(limits.windows(2).all(|pair| pair[1] >= pair[0]));
+        assert_eq!(limits[8], usize::MAX);
+        assert!(breakers.views().is_empty());
+    }
+
+    #[test]
+    fn a_probe_with_nothing_to_send_may_be_tried_again_at_once() {
+        let (breakers, main, now) = down();
+        let later = now + LAST_PROBE * 2;
+        assert_eq!(breakers.gates(later).probes, [main.clone()]);
+        breakers.unused(&main, later);
+        assert_eq!(breakers.gates(later).probes, [main]);
+    }
+
+    #[test]
+    fn a_topic_is_condemned_after_a_minute_and_not_before() {
+        let (breakers, now) = (Breakers::default(), Instant::now());
+        let topic = Destination::Topic("t".to_owned());
+        breakers.failed(&topic, "no route", false, now);
+        assert!(!breakers.condemned("t", now + Duration::from_secs(59)));
+        breakers.failed(&topic, "no route", false, now + Duration::from_secs(59));
+        assert!(breakers.condemned("t", now + Duration::from_secs(60)));
+    }
+}

@@ -1,0 +1,152 @@
+//! Publishing what was claimed: grouped by broker, each key in order, one outcome for each message.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use broker::{Outcome, Outgoing};
+use message::Order;
+use store::{Batch, Claimed};
+
+use crate::route::Way;
+
+/// A message's place in the batches of a turn: which batch, which message of it.
+pub(crate) type Place = (usize, usize);
+
+/// The messages of one broker, in the order in which they must go.
+pub(crate) struct Load {
+    pub(crate) way: Arc<Way>,
+    places: VecDeque<Place>,
+}
+
+/// The outcome of every message of some batches.
+pub(crate) struct Outcomes(Vec<Vec<Option<Outcome>>>);
+
+impl Outcomes {
+    pub(crate) fn new(batches: &[Batch]) -> Self {
+        Self(batches.iter().map(|batch| vec![None; batch.messages.len()]).collect())
+    }
+
+    pub(crate) fn set(&mut self, place: Place, outcome: Outcome) {
+        self.0[place.0][place.1] = Some(outcome);
+    }
+
+    /// Takes the outcome of a message; one that was never tried is as it was.
+    pub(crate) fn take(&mut self, place: Place) -> Outcome {
+        self.0[place.0][place.1].take().unwrap_or(Outcome::Held)
+    }
+}
+
+/// Sorts the messages of `batches` by broker. Those that no route takes are judged at once.
+pub(crate) fn loads(
+    batches: &[Batch],
+    route: impl Fn(&str) -> Option<Arc<Way>>,
+    outcomes: &mut Outcomes,
+) -> Vec<Load> {
+    let mut loads: Vec<Load> = Vec::new();
+    let mut by_topic: HashMap<&str, Option<usize>> = HashMap::new();
+    for (b, batch) in batches.iter().enumerate() {
+        for (m, claimed) in batch.messages.iter().enumerate() {
+            let topic = claimed.message.topic.as_str();
+            let load = *by_topic.entry(topic).or_insert_with(|| {
+                let way = route(topic)?;
+                let same = |load: &Load| {
+                    load.way.route.broker == way.route.broker && load.way.route.name == way.route.name
+                };
+                Some(loads.iter().position(same).unwrap_or_else(|| {
+                    loads.push(Load { way, places: VecDeque::new() });
+                    loads.len() - 1
+                }))
+            });
+            match load {
+                Some(load) => loads[load].places.push_back((b, m)),
+                None => {
+                    let error = format!("no route takes the topic `{topic}`");
+                    outcomes.set((b, m), Outcome::Misconfigured { error });
+                }
+            }
+        }
+    }
+    loads
+}
+
+impl Load {
+    /// Publishes everything and returns the outcomes. `until`: when the shortest lease among them ends; nothing
+    /// is sent after that, because another relay may be sending it by then.
+    pub(crate) async fn publish(mut self, batches: &[Batch], until: Instant) -> Vec<(Place, Outcome)> {
+        let mut done = Vec::with_capacity(self.places.len());
+        let mut blocked: HashSet<(&str, &str)> = HashSet::new();
+        while !self.places.is_empty() {
+            let call = self.next_call(batches, &mut blocked, &mut done);
+            if call.is_empty() {
+                continue;
+            }
+            let outgoing = call.iter().map(|place| outgoing(at(batches, *place))).collect::<Vec<_>>();
+            let sending = self.way.route.publisher.publish(outgoing);
+            let outcomes = match tokio::time::timeout_at(until.into(), sending).await {
+                Ok(outcomes) if outcomes.len() == call.len() => outcomes,
+                Ok(outcomes) => {
+                    let error = format!("the broker answered {} of {} messages", outcomes.len(), call.len());
+                    vec![Outcome::Unconfirmed { error }; call.len()]
+                }
+                Err(_) => {
+                    let error = "the broker did not answer before the lease ended".to_owned();
+                    vec![Outcome::Unconfirmed { error }; call.len()]
+                }
+            };
+            for (place, outcome) in call.into_iter().zip(outcomes) {
+                if outcome != Outcome::Confirmed
+                    && let Some(key) = self.ordered_key(at(batches, place))
+                {
+                    blocked.insert(key);
+                }
+                done.push((place, outcome));
+            }
+        }
+        done
+    }
+
+    /// The key by which this message is kept in order, if it is.
+    fn ordered_key<'a>(&self, claimed: &'a Claimed) -> Option<(&'a str, &'a str)> {
+        let key = claimed.message.key.as_deref().filter(|_| self.way.route.order == Order::Key)?;
+        Some((&claimed.message.topic, key))
+    }
+
+    /// The messages of the next call. Those of a blocked key are not sent; where the broker may reorder a
+    /// call, there is one message of a key in it.
+    fn next_call<'a>(
+        &mut self,
+        batches: &'a [Batch],
+        blocked: &mut HashSet<(&'a str, &'a str)>,
+        done: &mut Vec<(Place, Outcome)>,
+    ) -> Vec<Place> {
+        let most = self.way.guarantees.max_batch.max(1);
+        let mut call = Vec::with_capacity(most.min(self.places.len()));
+        let mut keys = HashSet::new();
+        let mut later = VecDeque::new();
+        while let Some(place) = self.places.pop_front() {
+            let key = self.ordered_key(at(batches, place));
+            if key.is_some_and(|key| blocked.contains(&key)) {
+                done.push((place, Outcome::Held));
+            } else if key.is_some_and(|key| !self.way.guarantees.ordered_batches && !keys.insert(key)) {
+                later.push_back(place);
+            } else {
+                call.push(place);
+                if call.len() == most {
+                    break;
+                }
+            }
+        }
+        later.append(&mut self.places);
+        self.places = later;
+        call
+    }
+}
+
+fn at(batches: &[Batch], place: Place) -> &Claimed {
+    &batches[place.0].messages[place.1]
+}
+
+fn outgoing(claimed: &Claimed) -> Outgoing {
+    Outgoing { message: claimed.message.clone(), seq: claimed.seq, delivery: claimed.state.delivery }
+}
