@@ -125,7 +125,7 @@ pub(crate) fn wrong_type(name: &str, expected: &str, found: &RawValue) -> Proble
 }
 
 /// The name closest to `name`, if one is close enough to have been meant.
-pub(crate) fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
+pub fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()
         .map(|known| (strsim::jaro_winkler(&name.to_lowercase(), &known.to_lowercase()), *known))

@@ -12,6 +12,7 @@ mod topology;
 mod view;
 
 pub use desk::{BulkAnswer, Desk, Progress};
+pub use fields::nearest;
 pub use payload::{Encoding, Payload};
 pub use problem::{Problem, ProblemKind};
 pub use request::{

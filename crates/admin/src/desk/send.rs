@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use message::{Message, MessageId, Status};
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use store::{Appended, Arrival, NewMessage, Once, Turned};
 
@@ -35,7 +36,7 @@ impl Desk {
         let once = once(&request, idempotency_key, chosen)?;
         let by_key = idempotency_key.is_some();
 
-        let mut message = Message::new(request.topic, Bytes::from(request.message.get().to_owned()));
+        let mut message = Message::new(request.topic, bytes(request.message));
         message.id = chosen.unwrap_or(message.id);
         message.kind = request.kind;
         message.key = request.key;
@@ -65,7 +66,7 @@ impl Desk {
     /// Says what is wrong with the request.
     pub fn arrival(&self, request: TestRequest) -> Result<Arrival, Problem> {
         check_depth(request.message.get())?;
-        let mut message = Message::new(request.topic, Bytes::from(request.message.get().to_owned()));
+        let mut message = Message::new(request.topic, bytes(request.message));
         if let Some(id) = &request.message_id {
             message.id = parse_chosen(id)?;
         }
@@ -75,6 +76,11 @@ impl Desk {
         message.check(&self.limits)?;
         Ok(Arrival { message, seq: None, delivery: 0 })
     }
+}
+
+/// The JSON as it was written, without copying it.
+fn bytes(json: Box<RawValue>) -> Bytes {
+    Bytes::from(String::from(Box::<str>::from(json)))
 }
 
 fn check_depth(json: &str) -> Result<(), Problem> {

@@ -1,0 +1,51 @@
+//! Health: which part works, which does not, and what is wrong with it.
+
+use std::sync::Arc;
+
+use admin::Desk;
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// A part that can fail on its own: the relay, a broker, a consumer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Component {
+    /// Which: "relay", "broker main", "consumer default-consumer-group".
+    pub name: String,
+    /// Whether it works.
+    pub ok: bool,
+    /// What it does, or what is wrong and what will happen next.
+    pub detail: String,
+}
+
+/// Asks all parts how they are. Must not block: it is called for every health request and page update.
+pub type Health = Arc<dyn Fn() -> Vec<Component> + Send + Sync>;
+
+/// How the service is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct HealthView {
+    /// `ok` when every part works, else `failing`.
+    #[schema(value_type = String, example = "ok")]
+    pub status: &'static str,
+    /// Each part.
+    pub components: Vec<Component>,
+}
+
+/// The store's part first, then those of `parts`.
+pub(crate) async fn components(desk: &Desk, parts: &Health) -> Vec<Component> {
+    let store = match desk.counts().await {
+        Ok(_) => Component { name: "store".to_owned(), ok: true, detail: "answers".to_owned() },
+        Err(problem) => Component { name: "store".to_owned(), ok: false, detail: problem.detail },
+    };
+    std::iter::once(store).chain(parts()).collect()
+}
+
+pub(crate) async fn answer(desk: &Desk, parts: &Health) -> Response {
+    let components = components(desk, parts).await;
+    let ok = components.iter().all(|component| component.ok);
+    let (code, status) =
+        if ok { (StatusCode::OK, "ok") } else { (StatusCode::SERVICE_UNAVAILABLE, "failing") };
+    (code, Json(HealthView { status, components })).into_response()
+}
