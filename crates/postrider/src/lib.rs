@@ -1,1 +1,1 @@
-//! Being written.
+//! Reliable message delivery: a transactional outbox, a relay, brokers and an inbox.

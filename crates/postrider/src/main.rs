@@ -1,2 +1,13 @@
-//! Being written.
-fn main() {}
+//! The `postrider` command.
+//!
+//! It parses, calls and prints: what a request means is decided in `admin`, so that the command, the HTTP API and
+//! the page cannot disagree.
+
+mod command;
+mod config;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    command::main()
+}

@@ -1,0 +1,309 @@
+//! The words of the command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use message::Status;
+
+use super::failure::Failure;
+use super::output::Output;
+use crate::config::parse_listen;
+
+const AFTER: &str = "\
+Without a command, `serve`.
+
+Settings come from --config, else $POSTRIDER_CONFIG, else ./postrider.toml, else are built in; any of them
+can be given as POSTRIDER__SECTION__SETTING=value.
+
+Exit codes:
+  0  done
+  1  something unexpected
+  2  the command line or the settings are wrong
+  3  there is no such thing
+  4  refused: not in the state things are in
+  5  the store or the server cannot be used";
+
+/// Carries messages from the database where they were written to everyone who must hear of them.
+#[derive(Debug, Parser)]
+#[command(name = "postrider", version, after_help = AFTER, disable_help_subcommand = true)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    pub(super) global: Global,
+    #[command(subcommand)]
+    pub(super) command: Option<Command>,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(super) struct Global {
+    /// The file with the settings
+    #[arg(long, short, global = true, value_name = "FILE", env = "POSTRIDER_CONFIG", hide_env_values = true)]
+    pub(super) config: Option<PathBuf>,
+    /// Answer in JSON, for scripts
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    /// Log more; twice for everything
+    #[arg(long, short, global = true, action = clap::ArgAction::Count, conflicts_with = "quiet")]
+    pub(super) verbose: u8,
+    /// Log errors only
+    #[arg(long, short, global = true)]
+    pub(super) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Run the producer's API, the relay and the consumers, or some of them
+    Serve(Serve),
+    /// Write a message to the outbox
+    Send(Send),
+    /// Show how everything is, or one message
+    Status {
+        /// A message; all of them together when left out
+        id: Option<String>,
+    },
+    /// List messages, newest first
+    List(List),
+    /// Look at dead letters and mend them
+    Dead {
+        #[command(subcommand)]
+        command: Dead,
+    },
+    /// Show the lanes and who works on them
+    Lanes {
+        #[command(subcommand)]
+        command: Option<Lanes>,
+    },
+    /// Bring the store's schema up to date
+    Migrate {
+        /// Say what would be done and do nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show which version of the schema the store has
+    Schema {
+        /// Print the whole schema as SQL instead
+        #[arg(long)]
+        print: bool,
+    },
+    /// Check or show the settings
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Show which topics go where, and who listens
+    Routes,
+    /// Print completions for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// What `serve` runs.
+#[derive(Debug, Default, Args)]
+pub(super) struct Serve {
+    /// Run only these parts, separated by commas
+    #[arg(long, value_delimiter = ',', value_name = "PARTS")]
+    pub(super) only: Vec<Part>,
+    /// Where the producer's API listens, instead of producer.listen
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    pub(super) listen_producer: Option<SocketAddr>,
+    /// Where the consumer's API listens, instead of consumer.listen
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    pub(super) listen_consumer: Option<SocketAddr>,
+}
+
+/// A part of the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Part {
+    /// The producer's API
+    Producer,
+    /// The relay
+    Relay,
+    /// The consumer groups and their API
+    Consumer,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Send {
+    /// Where it goes
+    pub(super) topic: String,
+    /// The message: JSON, or else a text; `@file` reads a file and `-` the standard input
+    #[arg(allow_hyphen_values = true)]
+    pub(super) message: String,
+    /// Take the message as a text even if it is JSON
+    #[arg(long)]
+    pub(super) text: bool,
+    /// What happened, such as OrderPlaced
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(super) kind: Option<String>,
+    /// Messages of one topic and key arrive in order
+    #[arg(long)]
+    pub(super) key: Option<String>,
+    /// A header; may be repeated
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = parse_header)]
+    pub(super) headers: Vec<(String, String)>,
+    /// The id of the message, a UUID; a fresh one when left out
+    #[arg(long, value_name = "UUID")]
+    pub(super) id: Option<String>,
+    /// Make the id from the message: `content`, or fields such as `orderId,payment.attempt`
+    #[arg(long, value_name = "content|FIELDS", conflicts_with = "id")]
+    pub(super) id_from: Option<String>,
+    /// The group that must acknowledge it; every group of the topic when left out
+    #[arg(long)]
+    pub(super) group: Option<String>,
+    /// Write it once, however often this command is repeated with the same key
+    #[arg(long, value_name = "KEY")]
+    pub(super) idempotency_key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct List {
+    /// Only these; may be repeated
+    #[arg(long = "status", value_delimiter = ',', value_name = "STATUS")]
+    pub(super) statuses: Vec<Status>,
+    /// Only of this topic
+    #[arg(long)]
+    pub(super) topic: Option<String>,
+    /// Only of this key
+    #[arg(long)]
+    pub(super) key: Option<String>,
+    /// Only what this group must acknowledge
+    #[arg(long)]
+    pub(super) group: Option<String>,
+    /// Only what is sent and this group has not acknowledged
+    #[arg(long, value_name = "GROUP")]
+    pub(super) unacknowledged_by: Option<String>,
+    /// From the oldest to the newest
+    #[arg(long)]
+    pub(super) oldest_first: bool,
+    #[command(flatten)]
+    pub(super) page: Page,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Page {
+    /// How many at most
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub(super) limit: usize,
+    /// Go on after this place, which the page before named
+    #[arg(long, value_name = "PLACE")]
+    pub(super) after: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Dead {
+    /// List dead letters, newest first
+    List(DeadList),
+    /// Show a dead letter and how it came to that
+    Show {
+        /// Which message
+        id: String,
+        /// Look in the inbox of this consumer group instead of the outbox
+        #[arg(long, value_name = "GROUP")]
+        group: Option<String>,
+    },
+    /// Send dead letters again
+    Requeue(Which),
+    /// Mend a dead letter and send it again
+    Edit(Edit),
+    /// Give up dead letters; the audit keeps a record
+    Discard(Which),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DeadList {
+    /// Only of this topic
+    #[arg(long)]
+    pub(super) topic: Option<String>,
+    /// Only of this key
+    #[arg(long)]
+    pub(super) key: Option<String>,
+    /// What is kept in the inbox of this consumer group instead of in the outbox
+    #[arg(long, value_name = "GROUP")]
+    pub(super) group: Option<String>,
+    #[command(flatten)]
+    pub(super) page: Page,
+}
+
+/// Some dead letters by id, or many at once.
+#[derive(Debug, Args)]
+pub(super) struct Which {
+    /// Which messages
+    #[arg(required_unless_present_any = ["all", "topic", "key"], conflicts_with_all = ["all", "topic", "key"])]
+    pub(super) ids: Vec<String>,
+    /// All dead letters
+    #[arg(long, conflicts_with_all = ["topic", "key"])]
+    pub(super) all: bool,
+    /// All of this topic
+    #[arg(long)]
+    pub(super) topic: Option<String>,
+    /// All of this key
+    #[arg(long)]
+    pub(super) key: Option<String>,
+    /// In the inbox of this consumer group instead of in the outbox
+    #[arg(long, value_name = "GROUP", conflicts_with_all = ["all", "topic", "key"])]
+    pub(super) group: Option<String>,
+    /// Say what would be done and do nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Do not ask before many are given up
+    #[arg(long, short)]
+    pub(super) yes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Edit {
+    /// Which message
+    pub(super) id: String,
+    /// The new payload; `@file` reads a file and `-` the standard input. Without any of these options, $EDITOR opens
+    #[arg(long, allow_hyphen_values = true)]
+    pub(super) payload: Option<String>,
+    /// The new media type
+    #[arg(long, value_name = "TYPE")]
+    pub(super) content_type: Option<String>,
+    /// A header; may be repeated. Those given replace all that the message has
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = parse_header)]
+    pub(super) headers: Vec<(String, String)>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Lanes {
+    /// Change how many lanes there are; running relays drain first
+    Set {
+        /// A power of two, 1024 at most
+        count: u16,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ConfigCommand {
+    /// Say whether the settings are good
+    Check,
+    /// Print the settings in force, secrets left out
+    Show,
+}
+
+fn parse_header(text: &str) -> Result<(String, String), String> {
+    text.split_once('=')
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .ok_or_else(|| "write a header as name=value".to_owned())
+}
+
+/// Prints the completions of `shell`.
+pub(super) fn completions(shell: clap_complete::Shell, output: &mut Output) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "postrider", &mut script);
+    output.raw(&script)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

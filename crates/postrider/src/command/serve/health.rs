@@ -1,0 +1,95 @@
+//! How the parts of this process are: asked by health requests and by the page, so it must not block.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use server::{Component, Health};
+
+use super::super::output::relative;
+use super::parts::{Brokers, Parts};
+
+/// What is asked.
+#[derive(Clone)]
+pub(super) struct Pulse {
+    relay: Option<relay::Reporter>,
+    brokers: Vec<String>,
+    consumers: Vec<(String, inbox::Monitor)>,
+}
+
+impl Pulse {
+    /// Asks these.
+    pub(super) fn of(parts: &Parts, brokers: &Brokers) -> Self {
+        Self {
+            relay: parts.relay.as_ref().map(relay::Running::reporter),
+            // As the relay names them where they are in trouble.
+            brokers: brokers.keys().map(|name| format!("broker {name}")).collect(),
+            consumers: parts
+                .consumers
+                .iter()
+                .map(|(group, consumer)| (group.name().to_owned(), consumer.monitor()))
+                .collect(),
+        }
+    }
+
+    /// The relay and its brokers: what the sending side depends on.
+    pub(super) fn of_producer(&self) -> Health {
+        let pulse = self.clone();
+        Arc::new(move || pulse.sending())
+    }
+
+    /// The consumer groups.
+    pub(super) fn of_consumer(&self) -> Health {
+        let pulse = self.clone();
+        Arc::new(move || pulse.receiving())
+    }
+
+    fn sending(&self) -> Vec<Component> {
+        let Some(reporter) = &self.relay else { return Vec::new() };
+        let status = reporter.status();
+        let mut components = vec![match status.problem {
+            Some(problem) => component("relay", false, problem),
+            None => {
+                let (lanes, relays) = (status.lanes.len(), status.instances);
+                component("relay", true, format!("holds {lanes} lanes; {relays} relays are alive"))
+            }
+        }];
+        let troubled = |name: &str| status.breakers.iter().any(|breaker| breaker.destination == name);
+        let well = self.brokers.iter().filter(|name| !troubled(name));
+        components.extend(well.map(|name| component(name, true, "takes messages")));
+        let closed = status.breakers.iter();
+        components
+            .extend(closed.map(|breaker| component(&breaker.destination, !breaker.open, said_of(breaker))));
+        components
+    }
+
+    fn receiving(&self) -> Vec<Component> {
+        let consumer = |(group, monitor): &(String, inbox::Monitor)| {
+            let status = monitor.status();
+            let (ok, detail) = match status.condition {
+                inbox::Condition::Running => {
+                    (true, format!("{} done, {} duplicates since the start", status.done, status.duplicates))
+                }
+                inbox::Condition::Paused { since, error } => {
+                    let since = relative(since, Utc::now());
+                    (false, format!("paused {since}: {error}; it goes on by itself and no message is lost"))
+                }
+                inbox::Condition::Broken { error } => (false, error),
+            };
+            component(&format!("consumer {group}"), ok, detail)
+        };
+        self.consumers.iter().map(consumer).collect()
+    }
+}
+
+fn said_of(breaker: &relay::BreakerView) -> String {
+    let since = relative(DateTime::<Utc>::from(breaker.since), Utc::now());
+    if breaker.open {
+        format!("closed off {since}: {}; messages wait and spend no attempts", breaker.error)
+    } else {
+        format!("coming back; closed off {since}: {}", breaker.error)
+    }
+}
+
+fn component(name: &str, ok: bool, detail: impl Into<String>) -> Component {
+    Component { name: name.to_owned(), ok, detail: detail.into() }
+}

@@ -1,0 +1,174 @@
+//! The parts that a configuration asks for, built and taken apart again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use admin::Desk;
+use broker::embedded::Broker;
+use inbox::{Acknowledge, CommandHandler, Group, HttpHandler};
+use message::{OnDead, Order};
+use store::sqlite::SqliteStore;
+use store::{InboxRules, Store};
+use tokio::task::JoinHandle;
+
+use super::super::failure::{Exit, Failure};
+use super::super::world;
+use super::health::Pulse;
+use crate::config::{Config, Consumer, Handler};
+
+/// Open brokers by name.
+pub(super) type Brokers = BTreeMap<String, Broker>;
+
+/// What runs in this process.
+#[derive(Default)]
+pub(super) struct Parts {
+    pub(super) listeners: Vec<JoinHandle<()>>,
+    pub(super) consumers: Vec<(Arc<Group>, inbox::Running)>,
+    pub(super) relay: Option<relay::Running>,
+    pub(super) cleaner: Option<JoinHandle<()>>,
+}
+
+impl Parts {
+    /// Stops everything, finishing what is in hand.
+    pub(super) async fn drain(self) {
+        for listener in self.listeners {
+            // A listener that panicked has nothing left to finish.
+            let _ = listener.await;
+        }
+        // Together: each may have to wait for a handler of its own.
+        let consumers: Vec<_> =
+            self.consumers.into_iter().map(|(_, consumer)| tokio::spawn(consumer.drain())).collect();
+        for consumer in consumers {
+            let _ = consumer.await;
+        }
+        if let Some(cleaner) = self.cleaner {
+            cleaner.abort();
+        }
+        if let Some(relay) = self.relay {
+            relay.drain().await;
+        }
+    }
+}
+
+/// Opens every broker of the configuration.
+pub(super) fn brokers(config: &Config) -> Result<Brokers, Failure> {
+    let mut brokers = Brokers::new();
+    for (name, broker) in &config.brokers {
+        let opened = Broker::open(world::broker_config(config, name, &broker.url)?)
+            .map_err(|error| Failure::new(Exit::Unavailable, format!("broker {name}: {error}")))?;
+        brokers.insert(name.clone(), opened);
+    }
+    Ok(brokers)
+}
+
+fn broker_of(brokers: &Brokers, name: &str) -> Result<Arc<Broker>, Failure> {
+    brokers
+        .get(name)
+        .map(|broker| Arc::new(broker.clone()))
+        .ok_or_else(|| Failure::usage(format!("there is no broker `{name}`")))
+}
+
+/// Starts the relay.
+pub(super) fn relay(
+    config: &Config,
+    store: Arc<dyn Store>,
+    brokers: &Brokers,
+) -> Result<relay::Running, Failure> {
+    let mut routes = Vec::new();
+    for (name, route) in &config.routes {
+        routes.push(relay::Route {
+            name: name.clone(),
+            topics: route.topics.clone(),
+            broker: route.broker.clone(),
+            publisher: broker_of(brokers, &route.broker)?,
+            order: route.order,
+            on_dead: route.on_dead,
+            retry: route.retry.clone(),
+        });
+    }
+    let topology = Arc::new(world::topology(config));
+    let settings = relay::Settings {
+        lease: config.relay.lease,
+        batch: config.relay.batch,
+        bytes: config.relay.bytes,
+        poll: config.relay.poll,
+        groups: Arc::new(move |topic| topology.groups_of(topic)),
+        ..relay::Settings::default()
+    };
+    Ok(relay::Relay::start(store, routes, settings))
+}
+
+/// Starts every consumer group.
+pub(super) fn consumers(
+    config: &Config,
+    store: &Arc<SqliteStore>,
+    brokers: &Brokers,
+) -> Result<Vec<(Arc<Group>, inbox::Running)>, Failure> {
+    let mut running = Vec::new();
+    for (name, consumer) in &config.consumers {
+        let group = Arc::new(group(config, name, consumer, store.clone())?);
+        let subscriber = broker_of(brokers, &consumer.broker)?;
+        let started = inbox::Consumer::new(group.clone(), subscriber, consumer.topics.clone()).start();
+        running.push((group, started));
+    }
+    Ok(running)
+}
+
+fn group(
+    config: &Config,
+    name: &str,
+    consumer: &Consumer,
+    store: Arc<SqliteStore>,
+) -> Result<Group, Failure> {
+    let wrong = |error: inbox::BadHandler| Failure::usage(format!("consumers.{name}.handler: {error}"));
+    let handler = match &consumer.handler {
+        Handler::Log => inbox::Handler::Log,
+        Handler::Sql(statement) => inbox::Handler::Sql(statement.clone()),
+        Handler::Http { url, timeout } => {
+            inbox::Handler::Http(HttpHandler::new(url).map_err(wrong)?.timeout(*timeout))
+        }
+        Handler::Command { line, timeout } => {
+            let (program, arguments) =
+                line.split_first().ok_or_else(|| Failure::usage("a command without a program"))?;
+            inbox::Handler::Command(CommandHandler::new(program, arguments).timeout(*timeout))
+        }
+    };
+    let acknowledge = match &config.consumer.acknowledge_to {
+        Some(url) => Acknowledge::http(url)
+            .map_err(|error| Failure::usage(format!("consumer.acknowledge_to: {error}")))?,
+        None => Acknowledge::InStore,
+    };
+    let rules = InboxRules {
+        retry: consumer.retry.clone(),
+        ordered: consumer.order == Order::Key,
+        hold_dead: consumer.order == Order::Key && consumer.on_dead == OnDead::Hold,
+        acknowledge: acknowledge == Acknowledge::InStore,
+    };
+    Ok(Group::new(name, store, handler, rules).acknowledge(acknowledge).keep_ids(consumer.keep_ids))
+}
+
+/// What the producer's listener needs.
+pub(super) fn producer_api(config: &Config, desk: Arc<Desk>, pulse: &Pulse) -> server::Producer {
+    server::Producer {
+        desk,
+        health: pulse.of_producer(),
+        body_limit: config.producer.body_limit,
+        hosts: server::Hosts::default(),
+    }
+}
+
+/// What the consumer's listener needs.
+pub(super) fn consumer_api(
+    config: &Config,
+    desk: Arc<Desk>,
+    pulse: &Pulse,
+    parts: &Parts,
+) -> server::Consumer {
+    server::Consumer {
+        desk,
+        groups: parts.consumers.iter().map(|(group, _)| group.clone()).collect(),
+        health: pulse.of_consumer(),
+        body_limit: config.producer.body_limit,
+        hosts: server::Hosts::default(),
+    }
+}

@@ -1,0 +1,230 @@
+//! What Postrider is told to do: the settings, their defaults, and where they are found.
+//!
+//! [`load()`] finds the file and the environment, [`read`] turns the tree of them into [`Config`], and
+//! [`check`] refuses what is well written and cannot work. All of it happens before anything is opened, and
+//! tells everything that is wrong at once.
+
+mod check;
+mod load;
+mod overlap;
+mod read;
+mod section;
+mod show;
+mod tree;
+mod units;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern};
+use store::Retention;
+
+pub(crate) use load::{Loaded, Rejected, load};
+pub(crate) use read::parse_listen;
+pub(crate) use show::{on_dead, order, redacted};
+pub(crate) use units::duration_text;
+
+/// The settings that stand in for whole sections that the file leaves out.
+pub(crate) const BUILT_IN: &str = include_str!("config/built_in.toml");
+
+/// All settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Where messages wait.
+    pub(crate) store: Store,
+    /// The producer's API.
+    pub(crate) producer: Producer,
+    /// The consumer's API.
+    pub(crate) consumer: ConsumerSide,
+    /// The relay.
+    pub(crate) relay: Relay,
+    /// What is logged, and how.
+    pub(crate) log: Log,
+    /// Brokers by name.
+    pub(crate) brokers: BTreeMap<String, Broker>,
+    /// Routes by name.
+    pub(crate) routes: BTreeMap<String, Route>,
+    /// Consumer groups by name.
+    pub(crate) consumers: BTreeMap<String, Consumer>,
+}
+
+/// `[store]`
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    /// As written.
+    pub(crate) url: String,
+    /// The SQLite file that it names.
+    pub(crate) path: PathBuf,
+    /// How long records are kept.
+    pub(crate) retention: Retention,
+}
+
+/// `[producer]`
+#[derive(Clone, Debug)]
+pub(crate) struct Producer {
+    /// Where it listens.
+    pub(crate) listen: SocketAddr,
+    /// Bytes of a request at most.
+    pub(crate) body_limit: usize,
+}
+
+/// `[consumer]`
+#[derive(Clone, Debug)]
+pub(crate) struct ConsumerSide {
+    /// Where it listens.
+    pub(crate) listen: SocketAddr,
+    /// The producer to acknowledge to by HTTP; in the store when absent.
+    pub(crate) acknowledge_to: Option<String>,
+}
+
+/// `[relay]`
+#[derive(Clone, Debug)]
+pub(crate) struct Relay {
+    /// How long a crashed relay's work stays locked.
+    pub(crate) lease: Duration,
+    /// Messages in a claim at most.
+    pub(crate) batch: usize,
+    /// Bytes in a claim at most.
+    pub(crate) bytes: usize,
+    /// The longest wait between two looks at the store.
+    pub(crate) poll: Duration,
+}
+
+/// `[log]`
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    /// For people or for programs.
+    pub(crate) format: LogFormat,
+    /// A level, or a filter as `RUST_LOG` takes it.
+    pub(crate) level: String,
+}
+
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// `[brokers.*]`
+#[derive(Clone, Debug)]
+pub(crate) struct Broker {
+    /// As written.
+    pub(crate) url: String,
+}
+
+/// `[routes.*]`
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    /// The topics it takes.
+    pub(crate) topics: Vec<TopicPattern>,
+    /// Where they go.
+    pub(crate) broker: String,
+    /// What is promised.
+    pub(crate) semantics: Semantics,
+    /// Why that was chosen.
+    pub(crate) why: Option<String>,
+    /// Its consumers' handlers may run twice without harm, so a handler outside the transaction is no surprise.
+    pub(crate) idempotent: bool,
+    /// What is kept in order.
+    pub(crate) order: Order,
+    /// What a Dead message does to its key.
+    pub(crate) on_dead: OnDead,
+    /// When to try again.
+    pub(crate) retry: RetryPolicy,
+}
+
+/// `[consumers.*]`
+#[derive(Clone, Debug)]
+pub(crate) struct Consumer {
+    /// What it wants to hear of.
+    pub(crate) topics: Vec<String>,
+    /// From where.
+    pub(crate) broker: String,
+    /// How duplicates are recognised.
+    pub(crate) dedup: Dedup,
+    /// For how long.
+    pub(crate) keep_ids: Duration,
+    /// What is kept in order.
+    pub(crate) order: Order,
+    /// What a Dead message does to its key.
+    pub(crate) on_dead: OnDead,
+    /// When to try again.
+    pub(crate) retry: RetryPolicy,
+    /// What is done with a message.
+    pub(crate) handler: Handler,
+}
+
+/// How duplicates are recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dedup {
+    /// By a mark in the store, in the handler's transaction.
+    Sql,
+}
+
+/// What a consumer group does with a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Handler {
+    /// A line in the log.
+    Log,
+    /// A request to this URL.
+    Http {
+        /// Where.
+        url: String,
+        /// The longest wait for an answer.
+        timeout: Duration,
+    },
+    /// A statement in the transaction of the mark.
+    Sql(String),
+    /// A program, and its arguments.
+    Command {
+        /// The program first.
+        line: Vec<String>,
+        /// When it is stopped.
+        timeout: Duration,
+    },
+}
+
+impl Handler {
+    /// The word in the configuration.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Http { .. } => "http",
+            Self::Sql(_) => "sql",
+            Self::Command { .. } => "command",
+        }
+    }
+
+    /// Whether its work is in the transaction of the mark.
+    pub(crate) fn is_transactional(&self) -> bool {
+        matches!(self, Self::Log | Self::Sql(_))
+    }
+}
+
+/// One thing that is wrong, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Complaint {
+    /// The setting: `routes.default.retry`.
+    pub(crate) setting: String,
+    /// The line or variable.
+    pub(crate) origin: tree::Origin,
+    /// What is wrong and what to do.
+    pub(crate) text: String,
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.origin, self.setting.as_str()) {
+            (tree::Origin::BuiltIn, "") => f.write_str(&self.text),
+            (tree::Origin::BuiltIn, setting) => write!(f, "{setting}: {}", self.text),
+            (origin, "") => write!(f, "{origin}: {}", self.text),
+            (origin, setting) => write!(f, "{setting} ({origin}): {}", self.text),
+        }
+    }
+}

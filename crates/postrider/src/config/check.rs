@@ -1,0 +1,240 @@
+//! What is well written and still cannot work: refused before anything is opened.
+//!
+//! Semantics are checked here against what the brokers and the consumer groups can do, so that a promise nobody
+//! can keep is found by the person who writes it down and not by the one whose message is lost.
+
+use std::time::Duration;
+
+use message::Semantics;
+
+use super::overlap::witness;
+use super::read::Places;
+use super::section::nearest;
+use super::tree::Origin;
+use super::units::duration_text;
+use super::{Complaint, Config, Consumer, Route};
+
+/// A relay must be able to publish, settle and renew well within its lease.
+const LEAST_LEASE: Duration = Duration::from_secs(1);
+
+/// Mistakes, and things that work but may surprise.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    pub(super) mistakes: Vec<Complaint>,
+    pub(super) warnings: Vec<Complaint>,
+}
+
+/// Looks at everything that concerns more than one setting.
+pub(super) fn check(config: &Config, places: &Places) -> Findings {
+    let mut checker = Checker { config, places, findings: Findings::default() };
+    checker.relay();
+    checker.patterns();
+    for (name, route) in &config.routes {
+        checker.route(name, route);
+    }
+    for (name, consumer) in &config.consumers {
+        checker.consumer(name, consumer);
+    }
+    checker.findings
+}
+
+struct Checker<'a> {
+    config: &'a Config,
+    places: &'a Places,
+    findings: Findings,
+}
+
+impl Checker<'_> {
+    fn complaint(&self, setting: &str, text: String) -> Complaint {
+        let origin = self.places.get(setting).cloned().unwrap_or(Origin::BuiltIn);
+        Complaint { setting: setting.to_owned(), origin, text }
+    }
+
+    fn refuse(&mut self, setting: &str, text: String) {
+        let complaint = self.complaint(setting, text);
+        self.findings.mistakes.push(complaint);
+    }
+
+    fn warn(&mut self, setting: &str, text: String) {
+        let complaint = self.complaint(setting, text);
+        self.findings.warnings.push(complaint);
+    }
+
+    fn relay(&mut self) {
+        let relay = &self.config.relay;
+        if relay.lease < LEAST_LEASE {
+            let (lease, least) = (duration_text(relay.lease), duration_text(LEAST_LEASE));
+            self.refuse("relay.lease", format!(
+                "{lease} is too short: a relay that publishes slowly would lose its lanes in the middle of it; use at least {least}"
+            ));
+        }
+        if relay.poll > relay.lease {
+            let (poll, lease) = (duration_text(relay.poll), duration_text(relay.lease));
+            self.refuse("relay.poll", format!(
+                "{poll} is longer than the lease of {lease}: lanes of a dead relay would lie idle; poll more often or lengthen relay.lease"
+            ));
+        }
+        if self.config.routes.is_empty() {
+            self.refuse(
+                "routes",
+                "there is no route, so no topic would be accepted: add one with topics = [\"*\"]".to_owned(),
+            );
+        }
+    }
+
+    fn patterns(&mut self) {
+        let all: Vec<_> = self
+            .config
+            .routes
+            .iter()
+            .flat_map(|(name, route)| route.topics.iter().map(move |pattern| (name.as_str(), pattern)))
+            .collect();
+        for (at, (route, pattern)) in all.iter().enumerate() {
+            for (earlier, other) in &all[..at] {
+                let setting = format!("routes.{route}.topics");
+                if pattern == other && route == earlier {
+                    self.refuse(&setting, format!("`{pattern}` is there twice"));
+                } else if pattern == other {
+                    self.refuse(&setting, format!(
+                        "`{pattern}` is also in routes.{earlier}: which of them should take it? Leave it in one"
+                    ));
+                } else if route != earlier
+                    && pattern.specificity() == other.specificity()
+                    && let Some(topic) = witness(pattern, other)
+                {
+                    self.refuse(&setting, format!(
+                        "`{pattern}` and `{other}` of routes.{earlier} fit `{topic}` equally well: make one of them longer, or add `{topic}` to one"
+                    ));
+                }
+            }
+        }
+    }
+
+    fn broker(&mut self, section: &str, broker: &str) {
+        if broker.is_empty() || self.config.brokers.contains_key(broker) {
+            return;
+        }
+        let known: Vec<&str> = self.config.brokers.keys().map(String::as_str).collect();
+        let advice = match known.is_empty() {
+            true => format!("add [brokers.{broker}] with a url"),
+            false => nearest(broker, &known),
+        };
+        self.refuse(&format!("{section}.broker"), format!("there is no broker `{broker}`; {advice}"));
+    }
+
+    fn route(&mut self, name: &str, route: &Route) {
+        let section = format!("routes.{name}");
+        self.broker(&section, &route.broker);
+        self.retry(&section, &route.retry);
+        let reason = match route.semantics {
+            Semantics::AtLeastOnce | Semantics::EffectivelyOnce => None,
+            Semantics::ExactlyOnce => Some((
+                "the embedded broker has no transactions that a log of its own could share",
+                Semantics::EffectivelyOnce,
+            )),
+            Semantics::AtMostOnce => Some((
+                "this program settles a message only after the broker has confirmed it",
+                Semantics::AtLeastOnce,
+            )),
+            Semantics::None | Semantics::BestEffort => Some((
+                "the embedded broker always confirms, and this program always retries",
+                Semantics::AtLeastOnce,
+            )),
+        };
+        if let Some((reason, instead)) = reason {
+            self.refuse(
+                &format!("{section}.semantics"),
+                format!(
+                    "{} cannot be had here: {reason}; the nearest that can is \"{instead}\"",
+                    route.semantics
+                ),
+            );
+        }
+    }
+
+    fn retry(&mut self, section: &str, retry: &message::RetryPolicy) {
+        if retry.first > retry.cap {
+            let (first, cap) = (duration_text(retry.first), duration_text(retry.cap));
+            self.refuse(&format!("{section}.retry.cap"), format!(
+                "the cap of {cap} is shorter than the first wait of {first}: raise retry.cap or lower retry.first"
+            ));
+        }
+    }
+
+    fn consumer(&mut self, name: &str, consumer: &Consumer) {
+        let section = format!("consumers.{name}");
+        self.broker(&section, &consumer.broker);
+        self.retry(&section, &consumer.retry);
+        for topic in &consumer.topics {
+            let Some((route_name, route)) = self.config.route_of(topic) else {
+                self.warn(
+                    &format!("{section}.topics"),
+                    format!("no route takes `{topic}`: nothing will come from here"),
+                );
+                continue;
+            };
+            if route.broker != consumer.broker && self.config.brokers.contains_key(&route.broker) {
+                self.refuse(&format!("{section}.broker"), format!(
+                    "routes.{route_name} sends `{topic}` to `{}`, and this group listens on `{}`: it would never hear of it",
+                    route.broker, consumer.broker
+                ));
+            }
+            self.keep_ids(&section, consumer, route_name, route);
+        }
+        self.outside(&section, consumer);
+        self.findings.dedup();
+    }
+
+    /// An id that is forgotten while its message can still come again is a duplicate that nobody recognises.
+    fn keep_ids(&mut self, section: &str, consumer: &Consumer, route_name: &str, route: &Route) {
+        let longest = route.retry.give_up_after;
+        let margin = (longest / 10).max(Duration::from_secs(60 * 60));
+        let least = longest.saturating_add(margin);
+        if consumer.keep_ids < least {
+            let (kept, longest, least) =
+                (duration_text(consumer.keep_ids), duration_text(longest), duration_text(least));
+            self.refuse(&format!("{section}.keep_ids"), format!(
+                "{kept} is too short: routes.{route_name} may send a message again for {longest} (retry.give_up_after), \
+                 and an id forgotten before that is done twice; keep ids for at least {least}"
+            ));
+        }
+    }
+
+    /// A handler outside the transaction of its mark may run twice; somebody should have said that it may.
+    fn outside(&mut self, section: &str, consumer: &Consumer) {
+        if consumer.handler.is_transactional() {
+            return;
+        }
+        for topic in &consumer.topics {
+            let Some((route_name, route)) = self.config.route_of(topic) else { continue };
+            if route.semantics == Semantics::EffectivelyOnce && !route.idempotent {
+                let kind = consumer.handler.kind();
+                self.warn(&format!("{section}.handler"), format!(
+                    "routes.{route_name} promises effectively-once, and after a crash a {kind} handler may run again for a \
+                     message it has done: let it recognise the idempotency key it is given and say idempotent = true in \
+                     routes.{route_name}, or promise at-least-once"
+                ));
+            }
+        }
+    }
+}
+
+impl Findings {
+    /// Several topics of a group can lead to the same words.
+    fn dedup(&mut self) {
+        self.mistakes.dedup();
+        self.warnings.dedup();
+    }
+}
+
+impl Config {
+    /// The route that takes `topic`: of those that fit, the most specific.
+    pub(crate) fn route_of(&self, topic: &str) -> Option<(&str, &Route)> {
+        self.routes
+            .iter()
+            .flat_map(|(name, route)| route.topics.iter().map(move |pattern| (name, route, pattern)))
+            .filter(|(_, _, pattern)| pattern.matches(topic))
+            .max_by_key(|(_, _, pattern)| pattern.specificity())
+            .map(|(name, route, _)| (name.as_str(), route))
+    }
+}

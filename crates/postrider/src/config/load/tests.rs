@@ -1,0 +1,218 @@
+//! Settings as people write them, right and wrong.
+
+use super::*;
+
+fn loaded(text: &str, variables: &[(&str, &str)]) -> Result<Loaded, Rejected> {
+    let table = tree::parse(text).expect("the test writes TOML");
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    from_parts(None, table, variables)
+}
+
+fn complaints(text: &str, variables: &[(&str, &str)]) -> String {
+    match loaded(text, variables) {
+        Ok(_) => panic!("should be refused: {text}"),
+        Err(rejected) => rejected.to_string(),
+    }
+}
+
+#[test]
+fn nothing_written_is_the_built_in_settings() {
+    let config = loaded("", &[]).expect("the defaults are good").config;
+    assert_eq!(config.store.url, "sqlite://postrider-data/postrider.db");
+    assert_eq!(config.producer.listen.to_string(), "127.0.0.1:5299");
+    assert_eq!(config.consumer.listen.to_string(), "127.0.0.1:5287");
+    assert_eq!(config.routes["default"].broker, "main");
+    assert_eq!(config.consumers["default-consumer-group"].topics, ["user-events", "order-events"]);
+    assert_eq!(config.consumers["analytics-group"].topics, ["analytics-events"]);
+}
+
+#[test]
+fn what_is_shown_can_be_loaded_and_shows_the_same() {
+    let text = r#"
+        [consumer]
+        acknowledge_to = "http://127.0.0.1:1/"
+        [routes.orders]
+        topics = ["order-*"]
+        why = "money \"moves\""
+        idempotent = true
+        retry = { max_attempts = 3, count_outages = true }
+        [consumers.a]
+        topics = ["order-events"]
+        handler = { http = "http://127.0.0.1:9/x", timeout = "5s" }
+        [consumers.b]
+        topics = ["order-events"]
+        handler = { command = ["sh", "-c", "cat"] }
+        [consumers.c]
+        topics = ["order-events"]
+        handler = { sql = "INSERT INTO seen VALUES (:id)" }
+    "#;
+    let shown = loaded(text, &[]).expect("good settings").config.to_toml();
+    let again = loaded(&shown, &[]).expect("what is shown is good").config.to_toml();
+    assert_eq!(shown, again);
+    let defaults = loaded("", &[]).expect("good").config.to_toml();
+    assert_eq!(defaults, loaded(&defaults, &[]).expect("good").config.to_toml());
+}
+
+#[test]
+fn the_environment_goes_over_the_file_and_over_the_defaults() {
+    let variables = [
+        ("POSTRIDER__ROUTES__DEFAULT__RETRY__MAX_ATTEMPTS", "3"),
+        ("POSTRIDER__CONSUMERS__DEFAULT_CONSUMER_GROUP__KEEP_IDS", "9d"),
+        ("POSTRIDER__RELAY__LEASE", "5s"),
+        ("POSTRIDER__CONSUMERS__extra-group__TOPICS", "[\"a\"]"),
+        ("OTHER__RELAY__LEASE", "1s"),
+    ];
+    let loaded = loaded("[relay]\nlease = \"20s\"\nbatch = 7\n", &variables).expect("good settings");
+    let config = loaded.config;
+    assert_eq!(config.routes["default"].retry.max_attempts, 3);
+    assert_eq!(super::super::duration_text(config.consumers["default-consumer-group"].keep_ids), "9d");
+    assert_eq!((config.relay.lease.as_secs(), config.relay.batch), (5, 7));
+    assert_eq!(config.consumers["extra-group"].topics, ["a"]);
+    assert_eq!(loaded.variables.len(), 4);
+}
+
+#[test]
+fn every_mistake_is_told_at_once_with_its_place() {
+    let text = "[relay]\nleese = \"30s\"\nbatch = \"many\"\n[producer]\nlisten = \"0.0.0.0:5299\"\n[rely]\n";
+    let told = complaints(text, &[("POSTRIDER__STORE__ULR", "x"), ("POSTRIDER__", "x")]);
+    for expected in [
+        "6 things are wrong",
+        "relay.leese (line 2, column 1): unknown setting; did you mean `lease`?",
+        "relay.batch (line 3, column 1): expected a whole number, found a text",
+        "producer.listen (line 5, column 1): `0.0.0.0:5299` can be reached from other machines",
+        "rely (line 6, column 2): unknown setting; did you mean `relay`?",
+        "store.ulr (POSTRIDER__STORE__ULR): unknown setting; did you mean `url`?",
+        "POSTRIDER__: write it as POSTRIDER__SECTION__SETTING",
+    ] {
+        assert!(told.contains(expected), "{told}\n\nshould say: {expected}");
+    }
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_what_can() {
+    let cases = [
+        (
+            "[store]\nurl = \"postgres://localhost/x\"",
+            "`postgres://` is not built into this program yet: use sqlite://",
+        ),
+        ("[store]\nurl = \"ftp://x\"", "`ftp://` is not a store"),
+        ("[store]\nurl = \"sqlite://\"", "name the file"),
+        ("[store]\nretention = { sent = \"soon\" }", "`soon` is not a duration"),
+        ("[producer]\nlisten = \"here\"", "`here` is not an address to listen on"),
+        ("[producer]\nbody_limit = \"1.5MB\"", "is not a size"),
+        ("[consumer]\nacknowledge_to = \"host\"", "expected a URL"),
+        ("[relay]\nlease = \"10ms\"\npoll = \"5ms\"", "10ms is too short"),
+        ("[relay]\nlease = \"2s\"\npoll = \"5s\"", "5s is longer than the lease of 2s"),
+        ("[relay]\nlease = 30", "expected a text in quotes, found a whole number"),
+        ("[relay]\nlease = \"0s\"", "must be longer than nothing"),
+        ("[relay]\nbatch = 0", "0 is not between 1 and 100000"),
+        ("relay = 1", "expected a table of settings, found a whole number"),
+        ("[log]\nformat = \"xml\"", "`xml` is not a choice here"),
+        ("[log]\nlevel = \"a=b=c\"", "is not a log level"),
+        ("[brokers.main]\nurl = \"kafka://x\"", "`kafka://` is not built into this program yet"),
+        ("[brokers.main]\nurl = \"embedded://?parts=3\"", "partitions"),
+        ("[brokers.main]", "needs a `url`"),
+        ("[routes]", "there is no route"),
+        ("[routes.a]", "name the topics that this route takes"),
+        ("[routes.a]\ntopics = [\"a b\"]", "`a b` cannot be a topic pattern"),
+        ("[routes.a]\ntopics = [\"*\", \"*\"]", "`*` is there twice"),
+        ("[routes.a]\ntopics = [\"*\"]\n[routes.b]\ntopics = [\"*\"]", "`*` is also in routes.a"),
+        ("[routes.a]\ntopics = [\"a*\"]\n[routes.b]\ntopics = [\"*b\"]", "fit `ab` equally well"),
+        (
+            "[routes.a]\ntopics = [\"*\"]\nbroker = \"mian\"",
+            "there is no broker `mian`; did you mean `main`?",
+        ),
+        (
+            "[routes.a]\ntopics = [\"*\"]\nsemantics = \"exactly-once\"",
+            "the nearest that can is \"effectively-once\"",
+        ),
+        (
+            "[routes.a]\ntopics = [\"*\"]\nsemantics = \"at-most-once\"",
+            "the nearest that can is \"at-least-once\"",
+        ),
+        ("[routes.a]\ntopics = [\"*\"]\nsemantics = \"none\"", "the nearest that can is \"at-least-once\""),
+        (
+            "[routes.a]\ntopics = [\"*\"]\nsemantics = \"best-effort\"",
+            "the nearest that can is \"at-least-once\"",
+        ),
+        ("[routes.a]\ntopics = [\"*\"]\nsemantics = \"atleastonce\"", "did you mean `at-least-once`?"),
+        ("[routes.a]\ntopics = [\"*\"]\norder = \"keys\"", "did you mean `key`?"),
+        (
+            "[routes.a]\ntopics = [\"*\"]\nretry = { first = \"9s\", cap = \"2s\" }",
+            "the cap of 2s is shorter",
+        ),
+        ("[routes.a]\ntopics = [\"*\"]\nretry = { max_atempts = 3 }", "did you mean `max_attempts`?"),
+        ("[consumers.\"a b\"]\ntopics = [\"t\"]", "`a b` cannot be a consumer group"),
+        ("[consumers.g]\ntopics = [\"t*\"]", "one by one, without *"),
+        ("[consumers.g]\ntopics = [\"t\", \"t\"]", "`t` is there twice"),
+        ("[consumers.g]\ntopics = 3", "expected a list of texts"),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\ndedup = \"redis\"",
+            "not built into this program yet: use \"sql\"",
+        ),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nkeep_ids = \"3d\"",
+            "3d is too short: routes.default may send a message again for 3d",
+        ),
+        ("[consumers.g]\ntopics = [\"t\"]\nhandler = { log = true, sql = \"x\" }", "choose one of"),
+        ("[consumers.g]\ntopics = [\"t\"]\nhandler = {}", "choose one of"),
+        ("[consumers.g]\ntopics = [\"t\"]\nhandler = { log = false }", "choose one of"),
+        ("[consumers.g]\ntopics = [\"t\"]\nhandler = { http = \"nowhere\" }", "expected a URL"),
+        ("[consumers.g]\ntopics = [\"t\"]\nhandler = { command = [] }", "name a program"),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nhandler = { log = true, timeout = \"1s\" }",
+            "only http and command handlers",
+        ),
+    ];
+    for (text, expected) in cases {
+        let told = complaints(text, &[]);
+        assert!(told.contains(expected), "{text}\n\ntold: {told}\n\nshould say: {expected}");
+        assert!(!told.contains("things are wrong"), "one mistake, one complaint: {told}");
+    }
+}
+
+#[test]
+fn a_group_on_another_broker_than_its_topics_is_refused() {
+    let text = r#"
+        [brokers.a]
+        url = "embedded://a.db"
+        [brokers.b]
+        url = "embedded://b.db"
+        [routes.default]
+        topics = ["*"]
+        broker = "a"
+        [consumers.g]
+        topics = ["t"]
+        broker = "b"
+    "#;
+    assert!(complaints(text, &[]).contains("it would never hear of it"));
+}
+
+#[test]
+fn a_handler_outside_the_transaction_is_warned_about_until_somebody_says_that_it_may_run_twice() {
+    let text = |idempotent: bool| {
+        format!(
+            "[routes.default]\ntopics = [\"*\"]\nidempotent = {idempotent}\n\
+             [consumers.g]\ntopics = [\"t\"]\nhandler = {{ http = \"http://127.0.0.1:9\" }}"
+        )
+    };
+    let warnings = loaded(&text(false), &[]).expect("works").warnings;
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].to_string().contains("idempotent = true in routes.default"));
+    assert!(loaded(&text(true), &[]).expect("works").warnings.is_empty());
+}
+
+#[test]
+fn the_settings_of_the_manual_are_good() {
+    let manual = include_str!("../../../../../examples/config/postrider.toml");
+    let loaded = loaded(manual, &[]).expect("good settings");
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+}
+
+#[test]
+fn the_settings_of_the_two_services_are_good() {
+    let services = include_str!("../../../../../examples/config/two-services.toml");
+    let config = loaded(services, &[]).expect("good settings").config;
+    assert_eq!((config.relay.batch, config.relay.poll.as_secs()), (100, 5));
+    assert_eq!(config.routes["default"].retry.max_attempts, 3);
+}

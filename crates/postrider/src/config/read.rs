@@ -1,0 +1,457 @@
+//! The tree of settings becomes [`Config`], or a list of all that is wrong with it.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern, check_group, check_topic};
+use store::Retention;
+
+use super::section::{Complaints, Found, Section, nearest};
+use super::tree::{Node, Origin, Table, Value};
+use super::{
+    Broker, Complaint, Config, Consumer, ConsumerSide, Dedup, Handler, Log, LogFormat, Producer, Relay,
+    Route, Store,
+};
+
+const SECTIONS: [&str; 8] =
+    ["store", "producer", "consumer", "relay", "log", "brokers", "routes", "consumers"];
+const ORDERS: [(&str, Order); 2] = [("key", Order::Key), ("none", Order::None)];
+const ON_DEADS: [(&str, OnDead); 2] = [("hold", OnDead::Hold), ("skip", OnDead::Skip)];
+
+/// Where settings stand that [`super::check`] may complain about.
+pub(super) type Places = BTreeMap<String, Origin>;
+
+/// Reads the whole tree. The config is only good when there are no complaints.
+pub(super) fn read(tree: Table) -> (Config, Places, Vec<Complaint>) {
+    let complaints = Complaints::default();
+    let mut places = Places::new();
+    let root = Node { value: Value::Table(tree), origin: Origin::BuiltIn };
+    let mut root = Section::new("", Some(root), &SECTIONS, &complaints);
+    let reader = &mut Reader { complaints: &complaints, places: &mut places, default_broker: None };
+
+    let brokers = reader.brokers(root.take("brokers"));
+    // With one broker there is nothing to choose.
+    reader.default_broker = if brokers.len() == 1 { brokers.keys().next().cloned() } else { None };
+    let config = Config {
+        store: reader.store(root.take("store")),
+        producer: reader.producer(root.take("producer")),
+        consumer: reader.consumer_side(root.take("consumer")),
+        relay: reader.relay(root.take("relay")),
+        log: reader.log(root.take("log")),
+        routes: reader.routes(root.take("routes")),
+        consumers: reader.consumers(root.take("consumers")),
+        brokers,
+    };
+    drop(root);
+    (config, places, complaints.into_inner())
+}
+
+struct Reader<'a> {
+    complaints: &'a Complaints,
+    places: &'a mut Places,
+    default_broker: Option<String>,
+}
+
+impl<'a> Reader<'a> {
+    fn section(&self, path: &str, node: Option<Node>, known: &[&str]) -> Section<'a> {
+        Section::new(path, node, known, self.complaints)
+    }
+
+    fn mark(&mut self, section: &Section<'_>, keys: &[&str]) {
+        self.places.insert(section.name("").trim_end_matches('.').to_owned(), section.origin().clone());
+        for key in keys {
+            self.places.insert(section.name(key), section.origin_of(key));
+        }
+    }
+
+    fn store(&mut self, node: Option<Node>) -> Store {
+        let mut section = self.section("store", node, &["url", "retention"]);
+        self.mark(&section, &["url", "retention"]);
+        let default = "sqlite://postrider-data/postrider.db";
+        let found = section.parsed("url", |url| Ok((url.to_owned(), store_path(url)?)));
+        let (url, path) = found.map_or_else(
+            || (default.to_owned(), PathBuf::from("postrider-data/postrider.db")),
+            |found| found.value,
+        );
+        let defaults = Retention::default();
+        let mut kept = self.section("store.retention", section.take("retention"), &["sent", "dead", "keys"]);
+        let retention = Retention {
+            sent: kept.duration("sent", defaults.sent),
+            dead: kept.duration("dead", defaults.dead),
+            keys: kept.duration("keys", defaults.keys),
+        };
+        Store { url, path, retention }
+    }
+
+    fn producer(&mut self, node: Option<Node>) -> Producer {
+        let mut section = self.section("producer", node, &["listen", "body_limit"]);
+        self.mark(&section, &["listen"]);
+        Producer { listen: listen(&mut section, 5299), body_limit: section.size("body_limit", 1 << 20) }
+    }
+
+    fn consumer_side(&mut self, node: Option<Node>) -> ConsumerSide {
+        let mut section = self.section("consumer", node, &["listen", "acknowledge_to"]);
+        self.mark(&section, &["listen"]);
+        let listen = listen(&mut section, 5287);
+        let acknowledge_to = section.parsed("acknowledge_to", |url| {
+            http_url(url)?;
+            Ok(url.trim_end_matches('/').to_owned())
+        });
+        ConsumerSide { listen, acknowledge_to: acknowledge_to.map(|found| found.value) }
+    }
+
+    fn relay(&mut self, node: Option<Node>) -> Relay {
+        let mut section = self.section("relay", node, &["lease", "batch", "bytes", "poll"]);
+        self.mark(&section, &["lease", "poll"]);
+        Relay {
+            lease: section.duration("lease", Duration::from_secs(30)),
+            batch: section.number("batch", 1, 100_000, 500) as usize,
+            bytes: section.size("bytes", 8 << 20),
+            poll: section.duration("poll", Duration::from_secs(1)),
+        }
+    }
+
+    fn log(&mut self, node: Option<Node>) -> Log {
+        let mut section = self.section("log", node, &["format", "level"]);
+        let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+        let format = section.word("format", &formats, LogFormat::Text);
+        let level = section.parsed("level", |level| match is_filter(level) {
+            true => Ok(level.to_owned()),
+            false => Err(format!(
+                "`{level}` is not a log level: use error, warn, info, debug or trace, or a filter such as `info,relay=debug`"
+            )),
+        });
+        Log { format, level: level.map_or_else(|| "info".to_owned(), |found| found.value) }
+    }
+
+    /// The tables of a section whose names the user chooses.
+    fn named(&mut self, path: &str, node: Option<Node>) -> Vec<(String, Node)> {
+        match node {
+            None => Vec::new(),
+            Some(Node { value: Value::Table(table), origin }) => {
+                self.places.insert(path.to_owned(), origin);
+                table.into_iter().collect()
+            }
+            Some(node) => {
+                // Complains about its kind.
+                self.section(path, Some(node), &[]);
+                Vec::new()
+            }
+        }
+    }
+
+    fn brokers(&mut self, node: Option<Node>) -> BTreeMap<String, Broker> {
+        let mut brokers = BTreeMap::new();
+        for (name, node) in self.named("brokers", node) {
+            let mut section = self.section(&format!("brokers.{name}"), Some(node), &["url"]);
+            self.mark(&section, &["url"]);
+            let url = match section.parsed("url", |url| broker_url(url).map(|()| url.to_owned())) {
+                Some(found) => found.value,
+                None => {
+                    // A wrong one has been complained about.
+                    if !section.has("url") && !self.complained(&section.name("url")) {
+                        let origin = section.origin().clone();
+                        section.complain("", origin, "needs a `url`, such as \"embedded://\"");
+                    }
+                    "embedded://".to_owned()
+                }
+            };
+            brokers.insert(name, Broker { url });
+        }
+        brokers
+    }
+
+    fn complained(&self, setting: &str) -> bool {
+        self.complaints.borrow().iter().any(|complaint| complaint.setting.starts_with(setting))
+    }
+
+    fn routes(&mut self, node: Option<Node>) -> BTreeMap<String, Route> {
+        const KEYS: [&str; 8] =
+            ["topics", "broker", "semantics", "why", "idempotent", "order", "on_dead", "retry"];
+        let mut routes = BTreeMap::new();
+        for (name, node) in self.named("routes", node) {
+            let mut section = self.section(&format!("routes.{name}"), Some(node), &KEYS);
+            self.mark(&section, &KEYS);
+            let semantics = section.parsed("semantics", |word| {
+                word.parse().map_err(|_| {
+                    let words = Semantics::ALL.map(Semantics::as_str);
+                    format!("`{word}` is not a delivery semantics; {}", nearest(word, &words))
+                })
+            });
+            let route = Route {
+                topics: self.patterns(&mut section),
+                broker: self.broker(&mut section),
+                semantics: semantics.map_or_else(Semantics::default, |found| found.value),
+                why: section.text("why").map(|found| found.value),
+                idempotent: section.flag("idempotent", false),
+                order: section.word("order", &ORDERS, Order::Key),
+                on_dead: section.word("on_dead", &ON_DEADS, OnDead::Hold),
+                retry: self.retry(&mut section),
+            };
+            routes.insert(name, route);
+        }
+        routes
+    }
+
+    fn patterns(&mut self, section: &mut Section<'a>) -> Vec<TopicPattern> {
+        let (has, origin) = (section.has("topics"), section.origin_of("topics"));
+        let topics = section.texts("topics");
+        if topics.is_empty() && !(has && self.complained(&section.name("topics"))) {
+            section.complain(
+                "topics",
+                origin,
+                "name the topics that this route takes, such as [\"order-*\"], or [\"*\"] for all",
+            );
+        }
+        let mut patterns: Vec<TopicPattern> = Vec::new();
+        for Found { value, origin } in topics {
+            // A star stands for characters that a topic may have, so what is left must be such.
+            if value.is_empty() || (value != "*" && check_topic(&value.replace('*', "x")).is_err()) {
+                section.complain("topics", origin, format!(
+                    "`{value}` cannot be a topic pattern: use letters, digits, dots, dashes, underscores, and * for any run of them"
+                ));
+            } else {
+                patterns.push(TopicPattern::new(value));
+            }
+        }
+        patterns
+    }
+
+    fn broker(&mut self, section: &mut Section<'a>) -> String {
+        let (has, origin) = (section.has("broker"), section.origin().clone());
+        match (section.text("broker"), &self.default_broker) {
+            (Some(found), _) => found.value,
+            (None, Some(only)) => only.clone(),
+            (None, None) => {
+                if !has {
+                    section.complain("", origin, "needs a `broker`, one of those in [brokers]");
+                }
+                String::new()
+            }
+        }
+    }
+
+    fn retry(&mut self, section: &mut Section<'a>) -> RetryPolicy {
+        const KEYS: [&str; 5] = ["max_attempts", "first", "cap", "give_up_after", "count_outages"];
+        let defaults = RetryPolicy::default();
+        let mut retry = self.section(&section.name("retry"), section.take("retry"), &KEYS);
+        self.mark(&retry, &KEYS);
+        let capped = retry.has("cap");
+        let first = retry.duration("first", defaults.first);
+        let cap = retry.duration("cap", defaults.cap);
+        RetryPolicy {
+            first,
+            // A first wait above the usual cap means that the cap was not thought of.
+            cap: if capped { cap } else { cap.max(first) },
+            max_attempts: retry.number("max_attempts", 1, 1_000_000, defaults.max_attempts),
+            give_up_after: retry.duration("give_up_after", defaults.give_up_after),
+            count_outages: retry.flag("count_outages", defaults.count_outages),
+        }
+    }
+
+    fn consumers(&mut self, node: Option<Node>) -> BTreeMap<String, Consumer> {
+        const KEYS: [&str; 8] =
+            ["topics", "broker", "dedup", "keep_ids", "order", "on_dead", "retry", "handler"];
+        let mut consumers = BTreeMap::new();
+        for (name, node) in self.named("consumers", node) {
+            let mut section = self.section(&format!("consumers.{name}"), Some(node), &KEYS);
+            self.mark(&section, &KEYS);
+            if let Err(invalid) = check_group(&name) {
+                let origin = section.origin().clone();
+                section.complain("", origin, invalid.to_string());
+            }
+            let consumer = Consumer {
+                topics: self.topics(&mut section),
+                broker: self.broker(&mut section),
+                dedup: self.dedup(&mut section),
+                keep_ids: section.duration("keep_ids", Duration::from_secs(7 * 24 * 60 * 60)),
+                order: section.word("order", &ORDERS, Order::Key),
+                on_dead: section.word("on_dead", &ON_DEADS, OnDead::Hold),
+                retry: self.retry(&mut section),
+                handler: self.handler(&mut section),
+            };
+            consumers.insert(name, consumer);
+        }
+        consumers
+    }
+
+    fn topics(&mut self, section: &mut Section<'a>) -> Vec<String> {
+        let (has, origin) = (section.has("topics"), section.origin_of("topics"));
+        let found = section.texts("topics");
+        if found.is_empty() && !(has && self.complained(&section.name("topics"))) {
+            section.complain(
+                "topics",
+                origin,
+                "name the topics that this group wants, such as [\"order-events\"]",
+            );
+        }
+        let mut topics: Vec<String> = Vec::new();
+        for Found { value, origin } in found {
+            if topics.contains(&value) {
+                section.complain("topics", origin, format!("`{value}` is there twice"));
+            } else if value.contains('*') {
+                section.complain(
+                    "topics",
+                    origin,
+                    format!("`{value}`: a consumer group names its topics one by one, without *"),
+                );
+            } else if let Err(invalid) = check_topic(&value) {
+                section.complain("topics", origin, invalid.to_string());
+            } else {
+                topics.push(value);
+            }
+        }
+        topics
+    }
+
+    fn dedup(&mut self, section: &mut Section<'a>) -> Dedup {
+        section
+            .parsed("dedup", |word| match word {
+                "sql" => Ok(Dedup::Sql),
+                "redis" | "hybrid" => {
+                    Err(format!("`{word}` is not built into this program yet: use \"sql\""))
+                }
+                _ => Err(format!("`{word}` is not a way to recognise duplicates: use \"sql\"")),
+            })
+            .map_or(Dedup::Sql, |found| found.value)
+    }
+
+    fn handler(&mut self, section: &mut Section<'a>) -> Handler {
+        const KINDS: [&str; 4] = ["log", "http", "sql", "command"];
+        const CHOICES: &str = "choose one of { log = true }, { http = \"http://…\" }, { sql = \"…\" } and { command = [\"…\"] }";
+        let Some(node) = section.take("handler") else { return Handler::Log };
+        let origin = node.origin.clone();
+        let mut known = KINDS.to_vec();
+        known.push("timeout");
+        let before = self.complaints.borrow().len();
+        let mut handler = self.section(&section.name("handler"), Some(node), &known);
+        let chosen: Vec<&str> = KINDS.into_iter().filter(|kind| handler.has(kind)).collect();
+        let timed = handler.has("timeout");
+        let timeout = handler.duration("timeout", Duration::from_secs(30));
+        let found = match chosen[..] {
+            ["log"] if handler.flag("log", true) => Some(Handler::Log),
+            ["http"] => handler
+                .parsed("http", |url| http_url(url).map(|()| url.to_owned()))
+                .map(|found| Handler::Http { url: found.value, timeout }),
+            ["sql"] => {
+                let not_empty = |text: &str| match text.trim() {
+                    "" => Err("the statement is empty".to_owned()),
+                    _ => Ok(text.to_owned()),
+                };
+                handler.parsed("sql", not_empty).map(|found| Handler::Sql(found.value))
+            }
+            ["command"] => command_line(&mut handler).map(|line| Handler::Command { line, timeout }),
+            _ => None,
+        };
+        if timed && matches!(found, Some(Handler::Log | Handler::Sql(_))) {
+            handler.complain("timeout", origin.clone(), "only http and command handlers have a timeout");
+        }
+        if found.is_none() && self.complaints.borrow().len() == before {
+            section.complain("handler", origin, CHOICES);
+        }
+        found.unwrap_or(Handler::Log)
+    }
+}
+
+/// `["program", "argument"]`, or one text that is split at spaces.
+fn command_line(handler: &mut Section<'_>) -> Option<Vec<String>> {
+    let origin = handler.origin_of("command");
+    let single = matches!(handler.peek("command"), Some(Value::Text(_)));
+    let texts: Vec<String> = handler.texts("command").into_iter().map(|found| found.value).collect();
+    let line: Vec<String> = if single {
+        texts.iter().flat_map(|text| text.split_whitespace()).map(str::to_owned).collect()
+    } else {
+        texts
+    };
+    if line.first().is_none_or(|program| program.trim().is_empty()) {
+        handler.complain("command", origin, "name a program, such as [\"notify\", \"--quiet\"]");
+        return None;
+    }
+    Some(line)
+}
+
+/// The filter's own parser takes any single word for the name of a module and would log nothing of ours.
+fn is_filter(text: &str) -> bool {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let known = |part: &str| match part.rsplit_once('=') {
+        Some((target, level)) => !target.trim().is_empty() && LEVELS.contains(&level.trim()),
+        None => LEVELS.contains(&part.trim()),
+    };
+    text.split(',').all(known) && tracing_subscriber::EnvFilter::try_new(text).is_ok()
+}
+
+fn listen(section: &mut Section<'_>, port: u16) -> SocketAddr {
+    section
+        .parsed("listen", parse_listen)
+        .map_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, port)), |found| found.value)
+}
+
+/// An address to listen on that nobody outside this machine can reach.
+pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    let local = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    let address: SocketAddr =
+        local.as_deref().unwrap_or(text).parse().map_err(|_| {
+            format!("`{text}` is not an address to listen on: write one such as 127.0.0.1:5299")
+        })?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "`{text}` can be reached from other machines, and without tokens anybody there could read and send \
+             messages: listen on 127.0.0.1 or [::1], behind a proxy that checks who asks"
+        ));
+    }
+    Ok(address)
+}
+
+fn store_path(url: &str) -> Result<PathBuf, String> {
+    match url.split_once("://") {
+        Some(("sqlite", path)) if path.contains('?') => {
+            Err("a sqlite:// URL takes no parameters here: remove the ? and what follows".to_owned())
+        }
+        Some(("sqlite", "")) => Err("name the file, such as sqlite://postrider-data/postrider.db".to_owned()),
+        Some(("sqlite", path)) => Ok(PathBuf::from(path)),
+        Some((scheme @ ("postgres" | "postgresql" | "mysql" | "mariadb" | "redis" | "rediss"), _)) => {
+            Err(format!("`{scheme}://` is not built into this program yet: use sqlite://path/to/file.db"))
+        }
+        Some((scheme, _)) => Err(format!("`{scheme}://` is not a store: use sqlite://path/to/file.db")),
+        None => Err("this is not a URL: use sqlite://path/to/file.db".to_owned()),
+    }
+}
+
+fn broker_url(url: &str) -> Result<(), String> {
+    const LATER: [&str; 12] = [
+        "kafka",
+        "amqp",
+        "amqps",
+        "rabbitmq",
+        "nats",
+        "sqs",
+        "pubsub",
+        "redis",
+        "rediss",
+        "redis-streams",
+        "http",
+        "https",
+    ];
+    match url.split_once("://") {
+        Some(("embedded", _)) => broker::embedded::Config::from_url(url, std::path::Path::new("broker.db"))
+            .map(|_| ())
+            .map_err(|error| error.to_string()),
+        Some((scheme, _)) if LATER.contains(&scheme) => {
+            Err(format!("`{scheme}://` is not built into this program yet: use embedded://"))
+        }
+        Some((scheme, _)) => Err(format!("`{scheme}://` is not a broker: use embedded://")),
+        None => Err("this is not a URL: use embedded://".to_owned()),
+    }
+}
+
+fn http_url(url: &str) -> Result<(), String> {
+    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    match rest {
+        Some(host) if !host.is_empty() && !host.starts_with('/') && !host.contains(char::is_whitespace) => {
+            Ok(())
+        }
+        _ => Err("expected a URL such as http://127.0.0.1:8080/orders".to_owned()),
+    }
+}
