@@ -12,6 +12,7 @@
 //!   forgotten ([`Broker::forget`]). A topic that no group has asked for keeps its messages for `retain`. The
 //!   room of removed messages is used again; the file does not shrink.
 
+mod block;
 mod config;
 mod error;
 mod inspect;
@@ -43,7 +44,7 @@ const MIGRATIONS: [sqlite::Migration; 1] =
 /// Bits of a position that hold the offset: enough for a trillion messages in each of eight million partitions.
 const OFFSET_BITS: u32 = 40;
 
-/// The row of a message: partitions one after another, each in the order of its offsets.
+/// Where a message is: partitions one after another, each in the order of its offsets.
 fn position(partition: u32, offset: i64) -> i64 {
     (i64::from(partition) << OFFSET_BITS) | offset
 }

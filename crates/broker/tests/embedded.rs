@@ -350,7 +350,9 @@ async fn retention_removes_what_every_group_has_read_and_never_what_one_has_not(
     let mut shipping = subscribe(&broker, "shipping").await;
     // Known, but it has never looked at its messages.
     drop(broker.subscribe("audit", &["orders".to_owned()]).await.unwrap());
-    publish(&broker, "orders", 1, 0, 3_000).await;
+    for batch in 0..30 {
+        publish(&broker, "orders", 1, batch * 100, 100).await;
+    }
     let kept = || async { broker.topics().await.unwrap()[0].messages };
 
     let deliveries = receive_all(&mut billing, 3_000).await;

@@ -1,4 +1,4 @@
--- Per partition, what may go: everything before the slowest group that has ever asked for the topic. A group
+-- Per partition from ?1 to ?2, what may go: everything before the slowest group that has ever asked for the topic. A group
 -- that has not looked into the partition yet has read nothing. No group at all: nobody waits for anything.
 SELECT p.id, p.first,
        coalesce(
@@ -9,5 +9,5 @@ SELECT p.id, p.first,
            p.next) AS floor
 FROM broker_partitions p
 JOIN broker_topics t ON t.id = p.topic
-WHERE floor > p.first
+WHERE p.id BETWEEN ?1 AND ?2 AND floor > p.first
 ORDER BY p.id

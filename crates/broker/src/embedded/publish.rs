@@ -1,4 +1,4 @@
-//! Appending to the log: one transaction per call, one statement per message.
+//! Appending to the log: one transaction per call, one block per partition that it touches.
 //!
 //! Several processes may publish into one file, so the next offset of a partition is always read inside the
 //! transaction that uses it. What never changes (where a topic's partitions are) is remembered.
@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use message::{Invalid, Message, check_topic};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension};
 
+use super::block::Block;
 use super::error::outcome;
 use super::{Broker, position};
 use crate::{Guarantees, Outcome, Outgoing, Publisher};
@@ -27,19 +28,10 @@ pub(super) struct Topic {
     partitions: u32,
 }
 
-/// A message ready to be written, made outside the writer's thread.
-struct Row {
-    topic: usize,
-    hash: u64,
+/// A message that can be stored, and its headers as they are stored.
+struct Ready {
     outgoing: Outgoing,
     headers: Option<String>,
-}
-
-/// The rows of one call and the topics they name.
-struct Batch {
-    topics: Vec<(String, Option<Topic>)>,
-    rows: Vec<Row>,
-    partitions: u16,
 }
 
 #[async_trait]
@@ -55,77 +47,97 @@ impl Publisher for Broker {
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
-        let (mut outcomes, batch) = self.sort(batch);
-        if batch.rows.is_empty() {
-            return outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Held)).collect();
-        }
-        fail::fail_point!("broker::publishing");
-        let written = self.inner.file.write(move |connection| append(connection, batch));
-        let result = match tokio::time::timeout(TIME_LIMIT, written).await {
-            Ok(Ok(learned)) => {
-                fail::fail_point!("broker::published");
-                self.inner.remember(learned);
-                self.inner.ring();
-                Outcome::Confirmed
+        let (outcomes, ready) = self.sort(batch);
+        let result = if ready.is_empty() {
+            Outcome::Confirmed
+        } else {
+            match tokio::time::timeout(TIME_LIMIT, self.store(ready)).await {
+                Ok(Ok(())) => Outcome::Confirmed,
+                Ok(Err(error)) => outcome(&error),
+                Err(_) => Outcome::Unconfirmed {
+                    error: format!("the embedded broker did not answer within {TIME_LIMIT:?}"),
+                },
             }
-            Ok(Err(error)) => outcome(&error),
-            Err(_) => Outcome::Unconfirmed {
-                error: format!("the embedded broker did not answer within {TIME_LIMIT:?}"),
-            },
         };
-        outcomes.iter_mut().map(|outcome| outcome.take().unwrap_or_else(|| result.clone())).collect()
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| result.clone())).collect()
     }
 }
 
 impl Broker {
     /// Splits what can be stored from what is answered at once. `None` waits for the transaction.
-    fn sort(&self, outgoing: Vec<Outgoing>) -> (Vec<Option<Outcome>>, Batch) {
-        let mut outcomes = Vec::with_capacity(outgoing.len());
-        let mut batch = Batch {
-            topics: Vec::new(),
-            rows: Vec::with_capacity(outgoing.len()),
-            partitions: self.inner.config.partitions,
-        };
-        let mut numbers: HashMap<String, usize> = HashMap::new();
+    fn sort(&self, batch: Vec<Outgoing>) -> (Vec<Option<Outcome>>, Vec<Ready>) {
+        let mut outcomes = Vec::with_capacity(batch.len());
+        let mut ready = Vec::with_capacity(batch.len());
         let mut held: HashSet<(String, String)> = HashSet::new();
-        for one in outgoing {
-            let message = &one.message;
-            let waits = !held.is_empty()
-                && message
-                    .key
-                    .as_ref()
-                    .is_some_and(|key| held.contains(&(message.topic.clone(), key.clone())));
-            if waits {
+        for outgoing in batch {
+            let message = &outgoing.message;
+            let lane = || message.key.as_ref().map(|key| (message.topic.clone(), key.clone()));
+            if !held.is_empty() && lane().is_some_and(|lane| held.contains(&lane)) {
                 outcomes.push(Some(Outcome::Held));
                 continue;
             }
-            let headers = match self.check(message) {
-                Ok(headers) => headers,
+            match self.check(message) {
+                Ok(headers) => {
+                    ready.push(Ready { outgoing, headers });
+                    outcomes.push(None);
+                }
                 Err(error) => {
-                    if let Some(key) = &message.key {
-                        held.insert((message.topic.clone(), key.clone()));
-                    }
+                    held.extend(lane());
                     outcomes.push(Some(Outcome::Rejected { error }));
-                    continue;
                 }
-            };
-            let topic = match numbers.get(&message.topic) {
-                Some(number) => *number,
-                None => {
-                    let number = batch.topics.len();
-                    batch.topics.push((message.topic.clone(), self.inner.recall(&message.topic)));
-                    numbers.insert(message.topic.clone(), number);
-                    number
-                }
-            };
-            let hash = match &message.key {
-                Some(key) => fnv1a(key.as_bytes()),
-                None => fnv1a(message.id.0.as_bytes()),
-            };
-            batch.rows.push(Row { topic, hash, outgoing: one, headers });
-            outcomes.push(None);
+            }
         }
-        (outcomes, batch)
+        (outcomes, ready)
+    }
+
+    /// Stores all or nothing.
+    async fn store(&self, ready: Vec<Ready>) -> Result<(), sqlite::Error> {
+        let topics = self.find_topics(&ready).await?;
+        // Made here and not in the transaction: the writer's thread is the one that all share.
+        let mut blocks: BTreeMap<u32, Vec<Block>> = BTreeMap::new();
+        for Ready { outgoing, headers } in ready {
+            let message = &outgoing.message;
+            let partition = topics[&message.topic].partition(message);
+            let blocks = blocks.entry(partition).or_default();
+            if blocks.last().is_none_or(Block::is_full) {
+                blocks.push(Block::new());
+            }
+            let block = blocks.last_mut().expect("there is one that is not full");
+            block.push(&outgoing, headers.as_deref());
+        }
+        fail::fail_point!("broker::publishing");
+        self.inner.file.write(move |connection| append(connection, &blocks)).await?;
+        fail::fail_point!("broker::published");
+        self.inner.ring();
+        Ok(())
+    }
+
+    /// Where the topics of these messages are; those that do not exist yet are created.
+    async fn find_topics(&self, ready: &[Ready]) -> Result<HashMap<String, Topic>, sqlite::Error> {
+        let mut topics = HashMap::new();
+        let mut unknown = Vec::new();
+        for Ready { outgoing, .. } in ready {
+            let name = &outgoing.message.topic;
+            if topics.contains_key(name) || unknown.contains(name) {
+                continue;
+            }
+            match self.inner.recall(name) {
+                Some(topic) => drop(topics.insert(name.clone(), topic)),
+                None => unknown.push(name.clone()),
+            }
+        }
+        if !unknown.is_empty() {
+            let partitions = self.inner.config.partitions;
+            let find = move |connection: &Connection| -> Result<Vec<(String, Topic)>, sqlite::Error> {
+                let found =
+                    |name: String| find_or_create(connection, &name, partitions).map(|topic| (name, topic));
+                unknown.into_iter().map(found).collect()
+            };
+            let learned = self.inner.file.write(find).await?;
+            topics.extend(learned.iter().cloned());
+            self.inner.remember(learned);
+        }
+        Ok(topics)
     }
 
     /// The headers as they are stored, or why the message never can be.
@@ -144,60 +156,36 @@ impl Broker {
     }
 }
 
-/// Writes the batch and returns the topics that were not known before.
-fn append(connection: &Connection, batch: Batch) -> Result<Vec<(String, Topic)>, sqlite::Error> {
-    let mut learned = Vec::new();
-    let mut topics = Vec::with_capacity(batch.topics.len());
-    let mut next: BTreeMap<u32, (i64, i64)> = BTreeMap::new();
-    for (name, known) in batch.topics {
-        let topic = match known {
-            Some(topic) => topic,
-            None => {
-                let topic = find_or_create(connection, &name, batch.partitions)?;
-                learned.push((name, topic));
-                topic
-            }
+impl Topic {
+    /// All messages of a key are in one partition.
+    fn partition(self, message: &Message) -> u32 {
+        let hash = match &message.key {
+            Some(key) => fnv1a(key.as_bytes()),
+            None => fnv1a(message.id.0.as_bytes()),
         };
-        let mut offsets =
-            connection.prepare_cached("SELECT id, next FROM broker_partitions WHERE id >= ?1 AND id < ?2")?;
-        let mut rows = offsets.query((topic.base, topic.base + topic.partitions))?;
-        while let Some(row) = rows.next()? {
-            let offset = row.get(1)?;
-            next.insert(row.get(0)?, (offset, offset));
-        }
-        topics.push(topic);
+        self.base + (hash % u64::from(self.partitions)) as u32
     }
+}
+
+/// Writes the blocks of one call. The next offsets are read here, because other processes publish too.
+fn append(connection: &Connection, blocks: &BTreeMap<u32, Vec<Block>>) -> Result<(), sqlite::Error> {
     let now: i64 = connection
         .prepare_cached("SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)")?
         .query_row([], |row| row.get(0))?;
-    let mut insert = connection.prepare_cached(include_str!("append.sql"))?;
-    for Row { topic, hash, outgoing: Outgoing { message, seq, delivery }, headers } in batch.rows {
-        let topic = topics[topic];
-        let partition = topic.base + (hash % u64::from(topic.partitions)) as u32;
-        let (_, offset) = next.get_mut(&partition).ok_or_else(|| {
-            sqlite::Error::Statement(format!("the broker's file has lost its partition {partition}"))
-        })?;
-        insert.execute(params![
-            position(partition, *offset),
-            now,
-            message.id.0.as_bytes().as_slice(),
-            seq,
-            delivery,
-            message.kind,
-            message.key,
-            message.content_type,
-            headers,
-            message.occurred_at.timestamp(),
-            message.occurred_at.timestamp_subsec_nanos(),
-            &message.payload[..],
-        ])?;
-        *offset += 1;
+    let mut advance = connection
+        .prepare_cached("UPDATE broker_partitions SET next = next + ?2 WHERE id = ?1 RETURNING next - ?2")?;
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO broker_blocks (position, messages, stored_at, data) VALUES (?1, ?2, ?3, ?4)",
+    )?;
+    for (partition, blocks) in blocks {
+        let messages: u32 = blocks.iter().map(|block| block.messages).sum();
+        let mut offset: i64 = advance.query_row((partition, messages), |row| row.get(0))?;
+        for block in blocks {
+            insert.execute((position(*partition, offset), block.messages, now, &block.data))?;
+            offset += i64::from(block.messages);
+        }
     }
-    let mut advance = connection.prepare_cached("UPDATE broker_partitions SET next = ?2 WHERE id = ?1")?;
-    for (partition, (_, offset)) in next.iter().filter(|(_, (before, after))| before != after) {
-        advance.execute((partition, offset))?;
-    }
-    Ok(learned)
+    Ok(())
 }
 
 fn find_or_create(connection: &Connection, name: &str, partitions: u16) -> Result<Topic, sqlite::Error> {

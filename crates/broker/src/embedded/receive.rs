@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use chrono::DateTime;
-use message::{Message, MessageId, check_group, check_topic};
-use rusqlite::{Connection, Row};
+use message::{check_group, check_topic};
+use rusqlite::Connection;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::block::{Messages, Unreadable};
 use super::error::receive as failed;
 use super::member::Member;
-use super::{Broker, OFFSET_BITS, position, share};
-use crate::{Delivery, Position, ReceiveError, Subscriber, Subscription};
+use super::{Broker, position, share};
+use crate::{Delivery, Outgoing, Position, ReceiveError, Subscriber, Subscription};
 
 /// How soon another process's messages are looked for while traffic flows.
 const QUICK: Duration = Duration::from_millis(5);
@@ -361,44 +360,30 @@ fn read(
     let mut rows = select.query((start, start + count as i64))?;
     let mut deliveries = Vec::with_capacity(count);
     while let Some(row) = rows.next()? {
-        let delivery = delivery(row, wanted)?;
-        *bytes += delivery.message.size();
-        deliveries.push(delivery);
-        if *bytes >= MAX_BYTES {
-            break;
+        let first = row.get::<_, i64>(0)? - position(wanted.id, 0);
+        let broken = |_: Unreadable| unreadable(wanted.id, first);
+        let mut messages = Messages::of(row.get(2)?).map_err(broken)?;
+        for offset in first..first + row.get::<_, i64>(1)? {
+            if offset < from {
+                messages.skip().map_err(broken)?;
+                continue;
+            }
+            if deliveries.len() >= count || *bytes >= MAX_BYTES {
+                return Ok(deliveries);
+            }
+            let Outgoing { message, seq, delivery } = messages.next(&wanted.topic).map_err(broken)?;
+            *bytes += message.size();
+            let position = Position { partition: wanted.id, offset };
+            deliveries.push(Delivery { message, seq: Some(seq), delivery, position });
         }
     }
     Ok(deliveries)
 }
 
-fn delivery(row: &Row<'_>, wanted: &Wanted) -> Result<Delivery, sqlite::Error> {
-    let offset = row.get::<_, i64>(0)? & ((1 << OFFSET_BITS) - 1);
-    let broken = |what: &str| {
-        sqlite::Error::Statement(format!(
-            "the message at offset {offset} of partition {} has {what} that cannot be read",
-            wanted.id
-        ))
-    };
-    let headers = match row.get_ref(7)?.as_bytes_or_null().map_err(rusqlite::Error::from)? {
-        Some(json) => serde_json::from_slice(json).map_err(|_| broken("headers"))?,
-        None => BTreeMap::new(),
-    };
-    let message = Message {
-        id: MessageId(uuid::Uuid::from_bytes(row.get(1)?)),
-        topic: wanted.topic.to_string(),
-        kind: row.get(4)?,
-        key: row.get(5)?,
-        payload: Bytes::from(row.get::<_, Vec<u8>>(10)?),
-        content_type: row.get(6)?,
-        headers,
-        occurred_at: DateTime::from_timestamp(row.get(8)?, row.get(9)?).ok_or_else(|| broken("a time"))?,
-    };
-    Ok(Delivery {
-        message,
-        seq: Some(row.get(2)?),
-        delivery: row.get(3)?,
-        position: Position { partition: wanted.id, offset },
-    })
+fn unreadable(partition: u32, offset: i64) -> sqlite::Error {
+    sqlite::Error::Statement(format!(
+        "the block at offset {offset} of partition {partition} is damaged or was written by a newer program"
+    ))
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 
 use super::{Broker, Error, position};
 
-/// Messages removed in one transaction at most.
+/// Messages removed in one transaction at most, unless one block has more.
 const STEP: i64 = 1_000;
 
 /// Left to others between two steps.
@@ -48,7 +48,7 @@ async fn trim(file: &sqlite::File, retain: Duration) -> Result<u64, sqlite::Erro
         loop {
             let step = file.write(move |connection| remove(connection, partition, retain)).await?;
             removed += step;
-            if step < STEP as u64 {
+            if step == 0 {
                 break;
             }
             tokio::time::sleep(PAUSE).await;
@@ -61,7 +61,7 @@ async fn trim(file: &sqlite::File, retain: Duration) -> Result<u64, sqlite::Erro
 fn candidates(connection: &Connection, retain: i64) -> Result<Vec<u32>, sqlite::Error> {
     let mut found = Vec::new();
     let mut floors = connection.prepare_cached(include_str!("floors.sql"))?;
-    let mut rows = floors.query([])?;
+    let mut rows = floors.query((0, u32::MAX))?;
     while let Some(row) = rows.next()? {
         let (partition, first, floor) = (row.get(0)?, row.get(1)?, row.get(2)?);
         if end_of_step(connection, partition, first, floor, retain)? > first {
@@ -73,29 +73,24 @@ fn candidates(connection: &Connection, retain: i64) -> Result<Vec<u32>, sqlite::
 
 /// Removes the oldest messages of one partition. The floor is read again: a group may have joined meanwhile.
 fn remove(connection: &Connection, partition: u32, retain: i64) -> Result<u64, sqlite::Error> {
-    let mut floors = connection.prepare_cached(include_str!("floors.sql"))?;
-    let mut rows = floors.query([])?;
-    while let Some(row) = rows.next()? {
-        if row.get::<_, u32>(0)? != partition {
-            continue;
-        }
-        let (first, floor) = (row.get(1)?, row.get(2)?);
-        let end = end_of_step(connection, partition, first, floor, retain)?;
-        if end <= first {
-            return Ok(0);
-        }
-        let removed = connection
-            .prepare_cached("DELETE FROM broker_messages WHERE position >= ?1 AND position < ?2")?
+    let floor = connection
+        .prepare_cached(include_str!("floors.sql"))?
+        .query_row((partition, partition), |row| Ok((row.get(1)?, row.get(2)?)))
+        .optional()?;
+    let Some((first, floor)) = floor else { return Ok(0) };
+    let end = end_of_step(connection, partition, first, floor, retain)?;
+    if end > first {
+        connection
+            .prepare_cached("DELETE FROM broker_blocks WHERE position >= ?1 AND position < ?2")?
             .execute((position(partition, first), position(partition, end)))?;
         connection
             .prepare_cached("UPDATE broker_partitions SET first = ?2 WHERE id = ?1")?
             .execute((partition, end))?;
-        return Ok(removed as u64);
     }
-    Ok(0)
+    Ok((end - first).unsigned_abs())
 }
 
-/// Where removing must stop: at the floor, after one step, or at the first message that is too young.
+/// Where removing must stop: before the first block that is not read to its end or too young, or after one step.
 fn end_of_step(
     connection: &Connection,
     partition: u32,
@@ -103,12 +98,19 @@ fn end_of_step(
     floor: i64,
     retain: i64,
 ) -> Result<i64, sqlite::Error> {
-    let end = floor.min(first + STEP);
-    let young: Option<i64> = connection
-        .prepare_cached(
-            "SELECT min(position) FROM broker_messages WHERE position >= ?1 AND position < ?2
-             AND stored_at > CAST(unixepoch('subsec') * 1000 AS INTEGER) - ?3",
-        )?
-        .query_row((position(partition, first), position(partition, end), retain), |row| row.get(0))?;
-    Ok(young.map_or(end, |young| young - position(partition, 0)))
+    let base = position(partition, 0);
+    let mut blocks = connection.prepare_cached(
+        "SELECT position + messages, stored_at > CAST(unixepoch('subsec') * 1000 AS INTEGER) - ?3
+         FROM broker_blocks WHERE position >= ?1 AND position < ?2 ORDER BY position",
+    )?;
+    let mut rows = blocks.query((base + first, base + floor, retain))?;
+    let mut end = first;
+    while let Some(row) = rows.next()? {
+        let (block_end, young): (i64, bool) = (row.get::<_, i64>(0)? - base, row.get(1)?);
+        if young || block_end > floor || (end > first && block_end > first + STEP) {
+            break;
+        }
+        end = block_end;
+    }
+    Ok(end)
 }

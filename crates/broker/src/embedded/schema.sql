@@ -12,25 +12,20 @@ CREATE TABLE broker_partitions (
     id    INTEGER PRIMARY KEY,
     topic INTEGER NOT NULL REFERENCES broker_topics (id),
     -- Offsets from `first` up to, but not including, `next` are kept, without gaps: counts need no scan.
+    -- `first` is always the beginning of a block.
     first INTEGER NOT NULL DEFAULT 0,
     next  INTEGER NOT NULL DEFAULT 0 CHECK (next >= first)
 ) STRICT;
 
-CREATE TABLE broker_messages (
-    -- partition * 2^40 + offset: the table itself is sorted as it is read, and no index is kept beside it.
-    position     INTEGER PRIMARY KEY,
-    stored_at    INTEGER NOT NULL,
-    id           BLOB    NOT NULL,
-    seq          INTEGER NOT NULL,
-    delivery     INTEGER NOT NULL,
-    type         TEXT,
-    key          TEXT,
-    content_type TEXT    NOT NULL,
-    headers      TEXT,
-    -- Seconds and nanoseconds apart: every time that a writer can name fits, to the last digit.
-    occurred_s   INTEGER NOT NULL,
-    occurred_ns  INTEGER NOT NULL,
-    payload      BLOB    NOT NULL
+-- What one call stored in one partition.
+CREATE TABLE broker_blocks (
+    -- partition * 2^40 + the offset of the first message: the table itself is sorted as it is read, and no index
+    -- is kept beside it.
+    position  INTEGER PRIMARY KEY,
+    messages  INTEGER NOT NULL CHECK (messages > 0),
+    stored_at INTEGER NOT NULL,
+    -- Last, so that looking at the others does not read it.
+    data      BLOB    NOT NULL
 ) STRICT;
 
 CREATE TABLE broker_groups (
