@@ -131,7 +131,8 @@ impl Group {
 
     /// Does the work of each arrival that was not done before. One receipt each, in order.
     pub(crate) async fn handle(&self, arrivals: Vec<Arrival>) -> Result<Vec<Receipt>, Error> {
-        let named: Vec<_> = arrivals.iter().map(|arrival| arrival.message.clone()).collect();
+        let ids: Vec<_> = arrivals.iter().map(|arrival| arrival.message.id).collect();
+        let logged = matches!(self.handler, Handler::Log).then(|| arrivals.clone());
         let receipts = match self.handler.in_store() {
             Some(work) => {
                 let receipts = self.store.process(&self.name, arrivals, &work, &self.rules).await?;
@@ -141,15 +142,18 @@ impl Group {
             None => reserved::handle(self, arrivals).await?,
         };
         fail_point!("inbox::marked");
-        if receipts.len() != named.len() {
-            let (asked, got) = (named.len(), receipts.len());
+        if receipts.len() != ids.len() {
+            let (asked, got) = (ids.len(), receipts.len());
             return Err(Error::Broken(format!("{got} receipts came for {asked} arrivals")));
         }
-        for (message, receipt) in named.iter().zip(&receipts) {
-            let (id, topic, key) = (message.id, message.topic.as_str(), message.key.as_deref());
-            if matches!((receipt, &self.handler), (Receipt::Done, Handler::Log)) {
-                info!(message = %id, topic, key, group = self.name(), bytes = message.payload.len(), "handled");
+        for (Arrival { message, .. }, receipt) in logged.iter().flatten().zip(&receipts) {
+            if *receipt == Receipt::Done {
+                let (id, topic, key, bytes) =
+                    (message.id, &message.topic, &message.key, message.payload.len());
+                info!(message = %id, topic, key, group = self.name(), bytes, "handled");
             }
+        }
+        for (id, receipt) in ids.into_iter().zip(&receipts) {
             self.log(id, receipt);
         }
         Ok(receipts)

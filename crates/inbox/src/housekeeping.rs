@@ -40,10 +40,9 @@ pub(crate) async fn retry_parked(worker: Arc<Worker>, mut stop: Stop) {
         debug!(group = worker.group.name(), count = due.len(), "trying parked messages again");
         let full = due.len() == limit;
         let receipts = worker.work(due, &mut stop).await.unwrap_or_default();
-        let moved = |receipt: &Receipt| !matches!(receipt, Receipt::Busy | Receipt::Unavailable { .. });
-        let done = |receipt: &Receipt| matches!(receipt, Receipt::Done | Receipt::Duplicate);
+        let moved = |receipt: &Receipt| matches!(receipt, Receipt::Parked { .. } | Receipt::Dead { .. });
         // What is done lets the next of its key go: look again at once.
-        let more = receipts.iter().any(done) || (full && receipts.iter().any(moved));
+        let more = receipts.contains(&Receipt::Done) || (full && receipts.iter().any(moved));
         pause = if more { Duration::ZERO } else { QUICK };
     }
 }

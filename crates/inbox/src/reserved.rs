@@ -180,22 +180,22 @@ impl<'a> Batch<'a> {
             let mut places = Vec::with_capacity(outcomes.len());
             for (turn, ended) in outcomes.drain(..) {
                 let released = |error: String| Handled::Unavailable { error };
-                let (place, handled) = match ended {
-                    Ended::Ran(handled) => (Some(turn.place), handled),
-                    Ended::Down(error) => (Some(turn.place), released(error)),
-                    Ended::Held => {
-                        held.push(turn.place);
-                        (None, released("held behind another of its key".to_owned()))
-                    }
+                let is_held = matches!(ended, Ended::Held);
+                let handled = match ended {
+                    Ended::Ran(handled) => handled,
+                    Ended::Down(error) => released(error),
+                    Ended::Held => released("held behind another of its key".to_owned()),
                 };
-                places.push(place);
+                places.push((turn.place, is_held));
                 conclusions.push((self.arrivals[turn.place].clone(), turn.token, handled));
             }
             if !conclusions.is_empty() {
                 let receipts = self.conclude(conclusions, until).await?;
-                for (place, receipt) in places.into_iter().zip(receipts) {
-                    // A held one is only released; what becomes of it shows in the next round.
-                    if let Some(place) = place {
+                for ((place, is_held), receipt) in places.into_iter().zip(receipts) {
+                    // The store may know already what becomes of a held one; if not, the next round shows.
+                    if is_held && matches!(receipt, Receipt::Unavailable { .. } | Receipt::Busy) {
+                        held.push(place);
+                    } else {
                         self.receipts[place] = Some(receipt);
                     }
                 }

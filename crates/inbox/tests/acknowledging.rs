@@ -1,5 +1,7 @@
 //! How the producer hears that a message is done.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod world;
 
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! What a group does with messages, on a real store, a real broker and real endpoints.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod world;
 
 use std::collections::BTreeMap;

@@ -1,5 +1,7 @@
 //! Closures in a transaction of the application's own sqlx pool.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod world;
 
 use std::sync::Arc;

@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_command_line_is_split_at_spaces_outside_quotes() {
-        let split = |line: &str| words(line).unwrap();
+        let split = |line: &str| words(line).expect("closed quotes");
         assert_eq!(split("notify --to 'all users' \"it's\" ''"), ["notify", "--to", "all users", "it's", ""]);
         assert!(words("notify 'open").is_err());
         assert!(CommandHandler::from_line("  ").is_err());

@@ -304,7 +304,7 @@ mod tests {
             .header("content-type", "text/evil");
         let id = message.id;
         let headers = headers("billing", &arrival(message));
-        let get = |name: &str| headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        let get = |name: &str| headers.get(name).map(|value| value.to_str().expect("ASCII").to_owned());
         assert_eq!(get("traceparent").as_deref(), Some("00-1-2-01"));
         assert_eq!(get("idempotency-key"), Some(format!("billing:{id}")));
         assert_eq!(get("postrider-key").as_deref(), Some("caf%C3%A9%201"));
@@ -319,9 +319,9 @@ mod tests {
 
     #[test]
     fn a_wait_is_read_from_seconds_or_a_date_and_kept_within_a_second_and_an_hour() {
-        let now = DateTime::parse_from_rfc2822("Wed, 21 Oct 2015 07:28:00 GMT").unwrap().to_utc();
+        let now = DateTime::parse_from_rfc2822("Wed, 21 Oct 2015 07:28:00 GMT").expect("a date").to_utc();
         let after = |text: &str| {
-            let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::try_from(text).unwrap())]);
+            let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::try_from(text).expect("ASCII"))]);
             retry_after(&headers, now).map(|wait| wait.as_secs())
         };
         assert_eq!(after("120"), Some(120));
@@ -336,7 +336,7 @@ mod tests {
     fn a_url_that_cannot_be_posted_to_is_refused_and_its_secrets_are_not_shown() {
         assert!(HttpHandler::new("nonsense").is_err());
         assert!(HttpHandler::new("ftp://host/").is_err());
-        let url = endpoint("https://user:secret@host:8443/in?token=secret").unwrap();
+        let url = endpoint("https://user:secret@host:8443/in?token=secret").expect("a URL");
         assert_eq!(shown(&url), "https://host:8443/in");
     }
 }

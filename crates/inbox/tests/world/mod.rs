@@ -35,7 +35,10 @@ impl World {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder for the test");
         let store = SqliteStore::open(folder.path().join("store.db")).expect("a store");
-        let broker = Broker::open(Config::new(folder.path().join("broker.db"))).expect("a broker");
+        // A member that dies is missed soon, so that tests need not wait for it.
+        let lease = Duration::from_secs(1);
+        let config = Config { lease, ..Config::new(folder.path().join("broker.db")) };
+        let broker = Broker::open(config).expect("a broker");
         Self { _folder: folder, store: Arc::new(store), broker: Arc::new(broker) }
     }
 
