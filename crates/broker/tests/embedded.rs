@@ -285,6 +285,28 @@ async fn a_closed_member_leaves_at_once() {
 }
 
 #[tokio::test]
+async fn members_with_different_topics_leave_no_partition_without_an_owner() {
+    let folder = TempDir::new().unwrap();
+    let (here, there) = (open(&folder), open(&folder));
+    let topics = ["orders".to_owned(), "refunds".to_owned()];
+    let mut both = here.subscribe("billing", &topics).await.unwrap();
+    let mut only_orders = subscribe(&there, "billing").await;
+    publish(&here, "orders", 64, 0, 64).await;
+    publish(&here, "refunds", 64, 64, 64).await;
+    let mut seen = BTreeSet::new();
+    while seen.len() < 128 {
+        let (side, deliveries) = tokio::select! {
+            deliveries = both.receive(64) => (&mut both, deliveries.unwrap()),
+            deliveries = only_orders.receive(64) => (&mut only_orders, deliveries.unwrap()),
+        };
+        side.acknowledge(&positions(&deliveries)).await.unwrap();
+        for seq in seqs(&deliveries) {
+            assert!(seen.insert(seq), "{seq} came twice");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_topic_that_appears_later_is_found() {
     let folder = TempDir::new().unwrap();
     let (here, there) = (open(&folder), open(&folder));

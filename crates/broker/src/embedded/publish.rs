@@ -47,20 +47,40 @@ impl Publisher for Broker {
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
-        let (outcomes, ready) = self.sort(batch);
-        let result = if ready.is_empty() {
-            Outcome::Confirmed
-        } else {
-            match tokio::time::timeout(TIME_LIMIT, self.store(ready)).await {
-                Ok(Ok(())) => Outcome::Confirmed,
-                Ok(Err(error)) => outcome(&error),
-                Err(_) => Outcome::Unconfirmed {
-                    error: format!("the embedded broker did not answer within {TIME_LIMIT:?}"),
-                },
-            }
+        let (mut outcomes, ready) = self.sort(batch);
+        if ready.is_empty() {
+            return outcomes.into_iter().flatten().collect();
+        }
+        let failure = match tokio::time::timeout(TIME_LIMIT, self.store(&ready)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(outcome(&error)),
+            Err(_) => Some(Outcome::Unconfirmed {
+                error: format!("the embedded broker did not answer within {TIME_LIMIT:?}"),
+            }),
         };
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| result.clone())).collect()
+        let mut results = match failure {
+            None => vec![Outcome::Confirmed; ready.len()],
+            Some(failure) => failed(&ready, &failure),
+        }
+        .into_iter();
+        for outcome in outcomes.iter_mut().filter(|outcome| outcome.is_none()) {
+            *outcome = results.next();
+        }
+        outcomes.into_iter().flatten().collect()
     }
+}
+
+/// What becomes of each message when none was stored: the first of each key failed, the later ones were held.
+fn failed(ready: &[Ready], failure: &Outcome) -> Vec<Outcome> {
+    // Perhaps all of them are stored, the later ones too.
+    let certain = !matches!(failure, Outcome::Unconfirmed { .. });
+    let mut first = HashSet::new();
+    let mut outcomes = Vec::with_capacity(ready.len());
+    for Ready { outgoing: Outgoing { message, .. }, .. } in ready {
+        let follows = message.key.as_ref().is_some_and(|key| !first.insert((&message.topic, key)));
+        outcomes.push(if follows && certain { Outcome::Held } else { failure.clone() });
+    }
+    outcomes
 }
 
 impl Broker {
@@ -91,8 +111,8 @@ impl Broker {
     }
 
     /// Stores all or nothing.
-    async fn store(&self, ready: Vec<Ready>) -> Result<(), sqlite::Error> {
-        let topics = self.find_topics(&ready).await?;
+    async fn store(&self, ready: &[Ready]) -> Result<(), sqlite::Error> {
+        let topics = self.find_topics(ready).await?;
         // Made here and not in the transaction: the writer's thread is the one that all share.
         let mut blocks: BTreeMap<u32, Vec<Block>> = BTreeMap::new();
         for Ready { outgoing, headers } in ready {
@@ -103,7 +123,7 @@ impl Broker {
                 blocks.push(Block::new());
             }
             let block = blocks.last_mut().expect("there is one that is not full");
-            block.push(&outgoing, headers.as_deref());
+            block.push(outgoing, headers.as_deref());
         }
         fail::fail_point!("broker::publishing");
         self.inner.file.write(move |connection| append(connection, &blocks)).await?;
@@ -237,6 +257,26 @@ mod tests {
         let partitions: Vec<_> =
             ["", "a", "42", "customer-7", "żółć"].iter().map(|key| fnv1a(key.as_bytes()) % 16).collect();
         assert_eq!(partitions, [1, 0, 4, 10, 4]);
+    }
+
+    #[test]
+    fn when_nothing_was_stored_only_the_first_of_each_key_failed() {
+        let ready = |topic: &str, key: Option<&str>| {
+            let message = Message { key: key.map(str::to_owned), ..Message::new(topic, "") };
+            Ready { outgoing: Outgoing { message, seq: 0, delivery: 0 }, headers: None }
+        };
+        let batch = [
+            ready("orders", Some("a")),
+            ready("orders", Some("a")),
+            ready("refunds", Some("a")),
+            ready("orders", None),
+            ready("orders", None),
+        ];
+        let down = Outcome::Unreachable { error: "full".to_owned() };
+        let expected = [down.clone(), Outcome::Held, down.clone(), down.clone(), down.clone()];
+        assert_eq!(failed(&batch, &down), expected);
+        let unknown = Outcome::Unconfirmed { error: "no answer".to_owned() };
+        assert_eq!(failed(&batch, &unknown), vec![unknown; 5]);
     }
 
     #[test]
