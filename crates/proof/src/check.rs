@@ -84,10 +84,8 @@ pub fn check(data: &Path) -> Result<Report> {
             [GROUP],
             |row| row.get(0),
         )?,
-        broker_copies: broker.query_row(
-            "SELECT count(*) - count(DISTINCT id) FROM broker_messages",
-            [],
-            |row| row.get(0),
-        )?,
+        broker_copies: broker
+            .query_row("SELECT sum(next) FROM broker_partitions", [], |row| row.get::<_, u64>(0))?
+            .saturating_sub(count("SELECT count(*) FROM outbox_events")?),
     })
 }
