@@ -32,7 +32,8 @@ async fn the_producer_is_told_until_it_answers_and_only_then_the_broker() {
         if is_open.load(SeqCst) { ok() } else { (StatusCode::SERVICE_UNAVAILABLE, String::new()) }
     })
     .await;
-    let all = messages(2, 2);
+    // Of one key, so that they come in one batch.
+    let all = messages(1, 4);
     world.publish(&all).await;
     let running = world.start(world.group(Handler::Log).acknowledge(acknowledge_to(&producer)));
 
