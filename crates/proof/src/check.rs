@@ -35,11 +35,7 @@ impl Report {
     /// # Errors
     /// The report, when one was not.
     pub fn verdict(&self) -> Result<()> {
-        let clean = Self {
-            committed: self.committed,
-            broker_copies: self.broker_copies,
-            ..Self::default()
-        };
+        let clean = Self { committed: self.committed, broker_copies: self.broker_copies, ..Self::default() };
         ensure!(*self == clean && self.committed > 0, "a promise was broken: {self}");
         Ok(())
     }
@@ -47,7 +43,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { committed, lost, phantom, doubled, disordered, unsent, unacknowledged, broker_copies } = self;
+        let Self { committed, lost, phantom, doubled, disordered, unsent, unacknowledged, broker_copies } =
+            self;
         write!(
             f,
             "committed {committed}, lost {lost}, phantom {phantom}, doubled {doubled}, disordered {disordered}, \

@@ -81,12 +81,8 @@ pub async fn run(work: Work) -> Result<()> {
         Relay::start(store.clone(), vec![Route::new("main", &["*"], Arc::new(broker.clone()))], settings)
     });
     let consumer = runs("consumer").then(|| {
-        let rules = InboxRules {
-            retry: RetryPolicy::default(),
-            ordered: true,
-            hold_dead: true,
-            acknowledge: true,
-        };
+        let rules =
+            InboxRules { retry: RetryPolicy::default(), ordered: true, hold_dead: true, acknowledge: true };
         let group = Group::new(GROUP, store.clone(), Handler::Sql(HANDLER.to_owned()), rules)
             .acknowledge(Acknowledge::InStore);
         Consumer::new(Arc::new(group), Arc::new(broker.clone()), vec![TOPIC.to_owned()]).start()
@@ -159,7 +155,10 @@ fn produce(work: &Work, store: &SqliteStore) -> Result<()> {
                 .query_row([&key], |row| row.get(0))?;
             transaction.prepare_cached("INSERT INTO orders VALUES (?1, ?2)")?.execute((&key, n))?;
             let payload = serde_json::json!({ "n": n, "note": "x".repeat(random.random_range(0..300)) });
-            store::sqlite::append(&transaction, &Message::json(TOPIC, &payload)?.key(key).kind("OrderPlaced"))?;
+            store::sqlite::append(
+                &transaction,
+                &Message::json(TOPIC, &payload)?.key(key).kind("OrderPlaced"),
+            )?;
         }
         if random.random_range(0..10) == 0 {
             transaction.rollback()?;

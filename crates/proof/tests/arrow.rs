@@ -44,8 +44,11 @@ fn owners(store: &Connection) -> (BTreeSet<String>, usize) {
             "SELECT owner FROM lanes WHERE locked_until > CAST(unixepoch('now', 'subsec') * 1000 AS INTEGER)",
         )
         .expect("the table is there");
-    let owners: Vec<String> =
-        statement.query_map([], |row| row.get(0)).expect("owners").map(|owner| owner.expect("text")).collect();
+    let owners: Vec<String> = statement
+        .query_map([], |row| row.get(0))
+        .expect("owners")
+        .map(|owner| owner.expect("text"))
+        .collect();
     let held = owners.len();
     (owners.into_iter().collect(), held)
 }
@@ -119,7 +122,10 @@ fn the_checker_finds_every_planted_corruption() {
     let corruptions = [
         ("lost 1", "DELETE FROM effects WHERE position = 250"),
         ("phantom 1", "INSERT INTO effects (message_id, key, n) VALUES ('x', 'customer-0', 999)"),
-        ("doubled 1", "INSERT INTO effects (message_id, key, n) SELECT message_id, key, n FROM effects LIMIT 1"),
+        (
+            "doubled 1",
+            "INSERT INTO effects (message_id, key, n) SELECT message_id, key, n FROM effects LIMIT 1",
+        ),
         (
             "disordered 1",
             "UPDATE effects SET n = CASE n WHEN 1 THEN 2 ELSE 1 END WHERE key = 'customer-1' AND n IN (1, 2)",
@@ -132,7 +138,9 @@ fn the_checker_finds_every_planted_corruption() {
         std::fs::create_dir(&copy).expect("a folder");
         for file in ["shop.db", "broker.db"] {
             let source = Connection::open(folder.path().join(file)).expect("opens");
-            source.execute("VACUUM INTO ?1", [copy.join(file).to_str().expect("a plain path")]).expect("copied");
+            source
+                .execute("VACUUM INTO ?1", [copy.join(file).to_str().expect("a plain path")])
+                .expect("copied");
         }
         Connection::open(store_path(&copy)).expect("opens").execute_batch(sql).expect(sql);
         let error = check(&copy).expect("readable").verdict().expect_err(finding).to_string();
