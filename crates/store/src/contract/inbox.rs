@@ -44,6 +44,13 @@ pub struct InboxRules {
     pub acknowledge: bool,
 }
 
+impl Default for InboxRules {
+    /// Ten tries, order by key, a Dead message holds its key, acknowledged in this store.
+    fn default() -> Self {
+        Self { retry: RetryPolicy::default(), ordered: true, hold_dead: true, acknowledge: true }
+    }
+}
+
 /// What a handler says of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Handled {
