@@ -29,8 +29,7 @@ pub struct Permanent(pub String);
 /// Runs a closure in a transaction with the mark.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let pool: sqlx::SqlitePool = unimplemented!();
+/// # fn example(pool: sqlx::SqlitePool) {
 /// use inbox::sqlx::Transactional;
 ///
 /// let handler = Transactional::new(pool, |connection, message| {
@@ -43,7 +42,7 @@ pub struct Permanent(pub String);
 ///     })
 /// })
 /// .handler();
-/// # let _ = handler; Ok(()) }
+/// # let _ = handler; }
 /// ```
 pub struct Transactional<F> {
     pool: SqlitePool,

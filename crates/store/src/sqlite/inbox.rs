@@ -68,6 +68,12 @@ impl Inbox for SqliteStore {
                     if !desk.end_reservation(&arrival, token)? {
                         return Ok(Receipt::Busy);
                     }
+                    // A handler with a transaction of its own (`sqlx::once`) made the mark in it: done, not a duplicate.
+                    if handled == Handled::Done && desk.is_marked(&arrival)? {
+                        desk.unpark(&arrival)?;
+                        desk.acknowledge(&arrival)?;
+                        return Ok(Receipt::Done);
+                    }
                     // Looked at again: the reservation kept others from working on it, not from parking it.
                     match desk.standing(&arrival)? {
                         Standing::Settled(receipt) => Ok(receipt),
@@ -336,6 +342,17 @@ impl<'a> GroupDesk<'a> {
         Ok(())
     }
 
+    fn is_marked(&self, arrival: &Arrival) -> Result<bool, Error> {
+        Ok(self
+            .connection
+            .prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM inbox_ids WHERE grp = ?1 AND id = ?2 AND digest = ?3)",
+            )?
+            .query_row(params![self.group, arrival.message.id.to_string(), digest(arrival)], |row| {
+                row.get(0)
+            })?)
+    }
+
     /// The receipt of a message that was done before, if it was.
     fn done_before(&mut self, arrival: &Arrival) -> Result<Option<Receipt>, Error> {
         let same: Option<bool> = self
@@ -347,6 +364,8 @@ impl<'a> GroupDesk<'a> {
             None => Ok(None),
             Some(true) => {
                 self.counts.duplicates += 1;
+                // A crash between a handler's own commit and its conclusion leaves it parked.
+                self.unpark(arrival)?;
                 self.acknowledge(arrival)?;
                 Ok(Some(Receipt::Duplicate))
             }
