@@ -9,5 +9,8 @@ mod config;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // Crash points are named in the variable FAILPOINTS, and exist in builds for tests only.
+    #[cfg(feature = "failpoints")]
+    let _crash_points = fail::FailScenario::setup();
     command::main()
 }

@@ -1,0 +1,119 @@
+//! Settings, right and wrong, as the command meets them.
+
+mod harness;
+
+use harness::Folder;
+
+#[test]
+fn without_a_file_the_built_in_settings_are_good() {
+    let folder = Folder::new();
+    folder.run(&["config", "check"]).answered(&["built-in settings: good"]);
+    assert!(!folder.path().join("postrider-data").exists(), "a question must not leave a database behind");
+}
+
+#[test]
+fn the_usual_file_the_named_file_and_the_variable_are_found() {
+    let folder = Folder::with("[relay]\nbatch = 11\n");
+    folder.write("other.toml", "[relay]\nbatch = 22\n");
+    folder.write("third.toml", "[relay]\nbatch = 33\n");
+    assert_eq!(folder.json(&["config", "show"])["relay"]["batch"], 11);
+    let folder = folder.variable("POSTRIDER_CONFIG", "other.toml");
+    assert_eq!(folder.json(&["config", "show"])["relay"]["batch"], 22);
+    assert_eq!(folder.json(&["--config", "third.toml", "config", "show"])["relay"]["batch"], 33);
+    folder
+        .run(&["--config", "nowhere.toml", "config", "check"])
+        .failed(2, &["nowhere.toml", "there is no such file"]);
+}
+
+#[test]
+fn variables_go_over_the_file() {
+    let folder = Folder::with("[relay]\nbatch = 11\n")
+        .variable("POSTRIDER__RELAY__BATCH", "12")
+        .variable("POSTRIDER__ROUTES__DEFAULT__RETRY__MAX_ATTEMPTS", "3")
+        .variable("POSTRIDER__CONSUMERS__analytics-group__KEEP_IDS", "9d");
+    let shown = folder.json(&["config", "show"]);
+    assert_eq!(shown["relay"]["batch"], 12);
+    assert_eq!(shown["routes"]["default"]["retry"]["max_attempts"], 3);
+    assert_eq!(shown["consumers"]["analytics-group"]["keep_ids"], "9d");
+    folder.run(&["config", "check"]).answered(&["postrider.toml: good", "POSTRIDER__RELAY__BATCH"]);
+}
+
+#[test]
+fn every_mistake_is_told_with_its_place_and_nothing_is_opened() {
+    let folder = Folder::with("[relay]\nleese = \"30s\"\n[producer]\nlisten = \"0.0.0.0:80\"\n")
+        .variable("POSTRIDER__STORE__ULR", "x");
+    for command in [&["serve"][..], &["config", "check"], &["status"], &["send", "t", "m"], &[]] {
+        folder.run(command).failed(
+            2,
+            &[
+                "3 things are wrong",
+                "relay.leese (line 2, column 1): unknown setting; did you mean `lease`?",
+                "producer.listen (line 4, column 1): `0.0.0.0:80` can be reached from other machines",
+                "store.ulr (POSTRIDER__STORE__ULR): unknown setting; did you mean `url`?",
+            ],
+        );
+    }
+    assert!(!folder.path().join("postrider-data").exists());
+}
+
+#[test]
+fn what_is_not_toml_is_told_by_line() {
+    Folder::with("[relay]\nlease = \n").run(&["config", "check"]).failed(2, &["line 2", "not TOML"]);
+}
+
+#[test]
+fn a_script_hears_of_mistakes_in_json() {
+    let run = Folder::with("[relay]\nbatch = 0\n").run(&["--json", "config", "check"]);
+    run.failed(2, &["bad-settings"]);
+    let error: serde_json::Value = serde_json::from_str(&run.err).expect("JSON on standard error");
+    assert_eq!(error["error"]["exit"], 2);
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let folder = Folder::with(
+        "[consumer]\nacknowledge_to = \"http://ann:hush@127.0.0.1:1\"\n[routes.default]\ntopics = [\"*\"]\nidempotent = true\n\
+         [consumers.g]\ntopics = [\"t\"]\nhandler = { http = \"http://127.0.0.1:9/?token=hush\" }\n",
+    );
+    for run in [folder.run(&["config", "show"]), folder.run(&["--json", "config", "show"])] {
+        run.answered(&["ann:***@", "token=***"]);
+        assert!(!run.out.contains("hush"), "{run:?}");
+    }
+}
+
+#[test]
+fn what_is_shown_is_a_file_that_loads() {
+    let folder = Folder::new();
+    let shown = folder.run(&["config", "show"]).out;
+    folder.write("shown.toml", &shown);
+    assert_eq!(folder.run(&["--config", "shown.toml", "config", "show"]).out, shown);
+}
+
+#[test]
+fn a_handler_that_may_run_twice_is_warned_about() {
+    let folder = Folder::with("[consumers.g]\ntopics = [\"t\"]\nhandler = { command = \"true\" }\n");
+    folder.run(&["config", "check"]).answered(&["good", "warning: consumers.g.handler", "idempotent = true"]);
+}
+
+#[test]
+fn the_example_files_are_good() {
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/config");
+    for entry in std::fs::read_dir(examples).expect("there are examples") {
+        let path = entry.expect("readable").path();
+        let path = path.to_str().expect("a plain name");
+        let run = Folder::new().run(&["--config", path, "config", "check"]);
+        run.answered(&["good"]);
+        assert!(!run.out.contains("warning"), "{run:?}");
+    }
+}
+
+#[test]
+fn routes_and_groups_are_shown() {
+    let folder = Folder::with(
+        "[routes.orders]\ntopics = [\"order-*\"]\nwhy = \"money moves\"\n[consumers.billing]\ntopics = [\"order-events\"]\n",
+    );
+    folder.run(&["routes"]).answered(&["orders", "order-*", "effectively-once", "money moves", "billing"]);
+    let routes = folder.json(&["routes"]);
+    assert_eq!(routes["routes"][0]["name"], "orders");
+    assert_eq!(routes["consumers"][0]["group"], "billing");
+}
