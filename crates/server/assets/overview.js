@@ -10,6 +10,13 @@ const number = (value) => (value < 10 && value % 1 ? fine : whole).format(value)
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const dateAndClock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
+/** The time of day, and the day unless it is today. */
+function when(text) {
+  const date = new Date(text);
+  const today = date.toDateString() === new Date().toDateString();
+  return (today ? clock : dateAndClock).format(date);
+}
+
 function duration(seconds) {
   if (seconds < 1) return `${whole.format(Math.max(1, seconds * 1000))} ms`;
   if (seconds < 100) return `${number(seconds)} s`;
@@ -119,6 +126,38 @@ function lanes(all) {
   }, "no lanes");
 }
 
+function parts(components) {
+  const failing = components.filter(({ ok }) => !ok).length;
+  text("parts-count", failing ? `${failing} failing` : "");
+  list("parts", components, ({ name, ok, detail }) => {
+    const word = ok ? "works" : "fails";
+    const dot = element("span", { class: "dot", "data-state": ok ? "good" : "bad", role: "img", "aria-label": word });
+    const body = element("div", {}, element("span", { class: "name" }, name), " ", element("span", { class: "detail" }, detail));
+    return element("li", { class: "part" }, dot, body);
+  }, "No parts run in this process.");
+}
+
+/** JSON on several lines, token by token: parsed and written again, large numbers would lose digits. */
+function laidOut(json) {
+  if (!/^\s*[[{]/.test(json)) return json;
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(depth)}`;
+  const tokens = json.match(/"(?:\\.|[^"\\])*"|[[\]{}:,]|[^\s[\]{}:,"]+/g) ?? [];
+  return tokens.map((token, at) => {
+    const [before, after] = [tokens[at - 1], tokens[at + 1]];
+    if (token === "{" || token === "[") {
+      depth += 1;
+      return after === "}" || after === "]" ? token : token + line();
+    }
+    if (token === "}" || token === "]") {
+      depth -= 1;
+      return before === "{" || before === "[" ? token : line() + token;
+    }
+    if (token === ",") return token + line();
+    return token === ":" ? ": " : token;
+  }).join("");
+}
+
 function letter(message) {
   const facts = element("dl");
   const fact = (name, value, code) => {
@@ -128,11 +167,11 @@ function letter(message) {
   fact("Id", message.messageId, true);
   fact("Type", message.type);
   fact("Key", message.key);
-  fact("Reason", message.deadReason);
-  fact("Last error", message.lastError);
+  fact("Reason", message.reason);
+  fact("Last error", message.error);
   fact("Attempts", `${message.attempts}`);
   fact("Written", dateAndClock.format(new Date(message.writtenAt)));
-  const payload = typeof message.payload === "string" ? message.payload : JSON.stringify(message.payload, null, 2);
+  const payload = message.cut ? `${message.payload} …` : laidOut(message.payload);
   return element(
     "details",
     { "data-id": message.messageId },
@@ -140,8 +179,8 @@ function letter(message) {
       "summary",
       {},
       element("span", { class: "topic" }, message.topic),
-      element("span", { class: "reason" }, message.deadReason ?? message.lastError ?? "no reason given"),
-      element("time", { datetime: message.writtenAt }, dateAndClock.format(new Date(message.writtenAt))),
+      element("span", { class: "reason" }, message.reason ?? message.error ?? "no reason given"),
+      element("time", { datetime: message.writtenAt }, when(message.writtenAt)),
     ),
     element("div", { class: "letter" }, facts, element("pre", { tabindex: "0", "aria-label": "Payload" }, payload)),
   );
@@ -165,17 +204,17 @@ function show(data) {
   figures(data.counts);
   throughput(data.throughput);
   lanes(data.lanes);
-  list("parts", data.components, ({ name, ok, detail }) =>
-    element("li", {}, element("span", { class: "dot", "data-state": ok ? "good" : "bad", role: "img", "aria-label": ok ? "works" : "fails" }), element("span", { class: "name" }, name), element("span", { class: "detail" }, detail)),
-    "No parts run in this process.");
+  parts(data.components);
   text("holds-count", data.holds.length ? `${data.holds.length}` : "");
   list("holds", data.holds, ({ topic, key, messageId, status }) =>
     element("li", {}, element("span", { class: "name" }, key), element("span", { class: "detail" }, `on ${topic}, behind a ${status ?? "removed"} message`), messageId ? element("code", { class: "detail" }, messageId) : null),
     "None: every key moves.");
   text("dead-count", data.counts.dead ? `${number(data.counts.dead)} in all` : "");
-  letters(data.dead.items);
+  letters(data.dead);
   document.title = data.counts.dead ? `Postrider (${number(data.counts.dead)} dead)` : "Postrider";
-  state("live", `live, ${clock.format(new Date(data.at))}`);
+  const failing = data.components.filter(({ ok }) => !ok).length;
+  if (failing) state("failing", `live, ${failing} ${failing === 1 ? "part" : "parts"} failing`);
+  else state("live", `live, ${clock.format(new Date(data.at))}`);
 }
 
 function state(word, label) {

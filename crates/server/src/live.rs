@@ -7,10 +7,11 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use admin::{CountsView, Desk, HoldView, LaneRow, ListFilter, MessageView, PageRequest, PageView, Problem};
+use admin::{CountsView, Desk, Encoding, HoldView, LaneRow, ListFilter, MessageView, PageRequest, Problem};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use chrono::{DateTime, Utc};
 use futures::stream::{self, Stream, StreamExt};
+use message::MessageId;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,6 +23,9 @@ const TICK: Duration = Duration::from_secs(1);
 const REMEMBERED: usize = 60;
 const DEAD_SHOWN: usize = 8;
 const HOLDS_SHOWN: usize = 8;
+/// Characters of a payload, and of an error.
+const PAYLOAD_SHOWN: usize = 2000;
+const ERROR_SHOWN: usize = 500;
 
 /// The ticker that all open pages share.
 #[derive(Clone)]
@@ -51,8 +55,52 @@ struct Snapshot {
     throughput: Vec<f64>,
     lanes: Vec<LaneRow>,
     holds: Vec<HoldView>,
-    dead: PageView<MessageView>,
+    dead: Vec<Letter>,
     components: Vec<Component>,
+}
+
+/// A dead letter in short: payloads may be large, and this is sent to every page every second.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Letter {
+    message_id: MessageId,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    topic: String,
+    key: Option<String>,
+    reason: Option<String>,
+    error: Option<String>,
+    attempts: u32,
+    written_at: DateTime<Utc>,
+    /// As text, because a browser would round large numbers.
+    payload: String,
+    /// Whether that is only the beginning.
+    cut: bool,
+}
+
+impl From<MessageView> for Letter {
+    fn from(message: MessageView) -> Self {
+        let payload = match message.payload_encoding {
+            Encoding::Json => message.payload.get().to_owned(),
+            Encoding::Text | Encoding::Base64 => {
+                serde_json::from_str(message.payload.get()).unwrap_or_default()
+            }
+        };
+        let short = |text: String, most: usize| text.chars().take(most).collect::<String>();
+        let shown = short(payload.clone(), PAYLOAD_SHOWN);
+        Self {
+            message_id: message.message_id,
+            kind: message.kind,
+            topic: message.topic,
+            key: message.key,
+            reason: message.dead_reason.map(|text| short(text, ERROR_SHOWN)),
+            error: message.last_error.map(|text| short(text, ERROR_SHOWN)),
+            attempts: message.attempts,
+            written_at: message.written_at,
+            cut: shown.len() < payload.len(),
+            payload: shown,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -106,7 +154,10 @@ async fn tick(inner: Arc<Inner>, asked: Option<Instant>) {
     let mut totals = VecDeque::with_capacity(REMEMBERED + 1);
     let mut next = asked.map_or_else(Instant::now, |asked| asked + TICK);
     loop {
-        tokio::time::sleep_until(next).await;
+        tokio::select! {
+            () = tokio::time::sleep_until(next) => {}
+            () = inner.latest.closed() => {}
+        }
         {
             let mut ticker = inner.ticker.lock().unwrap_or_else(PoisonError::into_inner);
             if inner.latest.receiver_count() == 0 {
@@ -136,14 +187,44 @@ async fn snapshot(inner: &Inner, totals: &mut VecDeque<(Instant, u64)>) -> Resul
             after.saturating_sub(*before) as f64 / (*to - *from).as_secs_f64().max(0.001)
         })
         .collect();
-    let dead = PageRequest { limit: DEAD_SHOWN, ..PageRequest::newest() };
+    let newest = PageRequest { limit: DEAD_SHOWN, ..PageRequest::newest() };
+    let dead = inner.desk.list(ListFilter::dead(None, None), newest).await?;
     Ok(Snapshot {
         at: Utc::now(),
         counts,
         throughput,
         lanes: inner.desk.lanes().await?.lanes,
         holds: inner.desk.holds(HOLDS_SHOWN).await?,
-        dead: inner.desk.list(ListFilter::dead(None, None), dead).await?,
+        dead: dead.items.into_iter().map(Into::into).collect(),
         components: (inner.health)(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_store_is_asked_only_while_somebody_looks() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store::sqlite::SqliteStore::open(folder.path().join("x.db")).expect("a store");
+        let desk = Desk::new(Arc::new(store), Arc::default(), message::Limits::default());
+        let live = Live::new(Arc::new(desk), Arc::new(Vec::new));
+        let asked = || live.0.ticker.lock().expect("a lock").asked;
+        let running = || live.0.ticker.lock().expect("a lock").running;
+        assert!(!running() && asked().is_none());
+
+        let mut page = live.watch();
+        page.changed().await.expect("a snapshot");
+        let first = asked().expect("the store was asked");
+        drop(page);
+        while running() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(asked(), Some(first));
+
+        let mut page = live.watch();
+        page.changed().await.expect("a snapshot");
+        assert!(asked().expect("asked again") >= first + TICK, "pages that come and go ask no more often");
+    }
 }

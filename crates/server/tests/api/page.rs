@@ -48,7 +48,8 @@ async fn the_stream_shows_counts_lanes_held_keys_and_dead_letters() {
         service.dead(r#"{"topic":"order-events","message":"<script>alert(1)</script>","key":"7"}"#).await;
     let shown = first_event(&service).await;
     assert_eq!(shown["counts"]["dead"], 1);
-    assert_eq!(shown["dead"]["items"][0]["messageId"], id);
+    assert_eq!(shown["dead"][0]["messageId"], id);
+    assert_eq!(shown["dead"][0]["payload"], "\"<script>alert(1)</script>\"");
     assert_eq!(shown["holds"][0]["key"], "7");
     assert_eq!(shown["components"][0]["name"], "relay");
     assert!(!shown["lanes"].as_array().expect("lanes").is_empty());
