@@ -126,8 +126,7 @@ pub enum ReceiveError {
 #[async_trait]
 pub trait Subscriber: Send + Sync {
     /// Joins `group` on `topics`. Several subscriptions of one group share the work.
-    async fn subscribe(&self, group: &str, topics: &[String])
-    -> Result<Box<dyn Subscription>, ReceiveError>;
+    async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Subscription>, ReceiveError>;
 }
 
 /// One member of a consumer group.

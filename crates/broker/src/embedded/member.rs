@@ -5,12 +5,12 @@
 //! delivered from it is acknowledged or given back.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::presence::Presence;
+use super::presence::{Neighbours, Presence};
 use super::share::{self, Renewal, Renewed, Share, UNKNOWN};
 
 /// A partition in hand.
@@ -51,7 +51,9 @@ pub(super) struct Member {
     pub(super) group: i64,
     topics: Vec<String>,
     lease: Duration,
-    presence: Arc<Presence>,
+    /// Gone with the broker: this must not keep the lock.
+    presence: Weak<Presence>,
+    neighbours: Neighbours,
     standing: Mutex<Standing>,
     /// Rung when the renewing task should look at once.
     look: Notify,
@@ -65,7 +67,7 @@ impl Member {
         group: i64,
         topics: Vec<String>,
         lease: Duration,
-        presence: Arc<Presence>,
+        presence: &Arc<Presence>,
     ) -> Self {
         let standing = Standing {
             member: None,
@@ -79,7 +81,8 @@ impl Member {
             group,
             topics,
             lease,
-            presence,
+            presence: Arc::downgrade(presence),
+            neighbours: presence.neighbours(),
             standing: Mutex::new(standing),
             look: Notify::new(),
             taken: Notify::new(),
@@ -106,30 +109,40 @@ impl Member {
         self.look();
     }
 
-    /// Renews until it is stopped.
+    /// Renews until it is stopped. Whoever starts it has just renewed.
     pub(super) async fn keep(self: Arc<Self>) {
+        let mut wait = self.lease / 3;
         loop {
-            let wait = match self.renew().await {
-                Ok(true) => continue,
+            // Waiting ends early when there is a reason to look.
+            let _ = tokio::time::timeout(wait, self.look.notified()).await;
+            wait = match self.renew().await {
+                Ok(true) => Duration::ZERO,
                 Ok(false) => self.lease / 3,
+                Err(sqlite::Error::Closed) => return,
                 Err(error) => {
                     tracing::warn!(%error, "a lease of the embedded broker was not renewed; trying again");
                     self.lease / 10
                 }
             };
-            // Waiting ends early when there is a reason to look.
-            let _ = tokio::time::timeout(wait, self.look.notified()).await;
         }
     }
 
     /// Renews once. `true`: something can be given up right now.
     pub(super) async fn renew(&self) -> Result<bool, sqlite::Error> {
-        let dead = self.presence.dead();
+        let dead = self.neighbours.dead();
         let renewal = self.renewal(dead.clone());
+        let presence = Weak::clone(&self.presence);
         let asked = Instant::now();
-        match self.file.write(move |connection| share::renew(connection, &renewal)).await {
+        let write = self.file.write(move |connection| {
+            // Asked under the lock: a broker that is gone must not come back after it was buried.
+            if presence.strong_count() == 0 {
+                return Err(sqlite::Error::Closed);
+            }
+            share::renew(connection, &renewal)
+        });
+        match write.await {
             Ok(renewed) => {
-                self.presence.clear(&dead);
+                self.neighbours.clear(&dead);
                 Ok(self.apply(renewed, asked + self.lease))
             }
             Err(error) => {
@@ -156,7 +169,7 @@ impl Member {
             group: self.group,
             member: standing.member,
             topics: self.topics.clone(),
-            presence: self.presence.name().to_owned(),
+            presence: self.neighbours.own().to_owned(),
             lease_ms: i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX),
             generation: standing.generation,
             released,

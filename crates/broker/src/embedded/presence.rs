@@ -14,10 +14,17 @@ use super::Error;
 /// The lock that this process holds while its broker is open.
 #[derive(Debug)]
 pub(super) struct Presence {
-    folder: PathBuf,
-    name: String,
+    neighbours: Neighbours,
     /// Members that were not closed are left to whoever finds this unlocked.
     _lock: File,
+}
+
+/// The presences beside this process's own. Looking at them needs no lock, so whoever may outlive the broker for
+/// a moment has this and not the lock.
+#[derive(Clone, Debug)]
+pub(super) struct Neighbours {
+    folder: PathBuf,
+    own: String,
 }
 
 impl Presence {
@@ -40,12 +47,18 @@ impl Presence {
             path: folder.join(&name).display().to_string(),
             reason: error.to_string(),
         })?;
-        Ok(Self { folder, name, _lock: file })
+        Ok(Self { neighbours: Neighbours { folder, own: name }, _lock: file })
     }
 
+    pub(super) fn neighbours(&self) -> Neighbours {
+        self.neighbours.clone()
+    }
+}
+
+impl Neighbours {
     /// What members of this process are known by.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    pub(super) fn own(&self) -> &str {
+        &self.own
     }
 
     /// The presences whose processes have ended. Their files stay until [`clear`](Self::clear).
@@ -53,7 +66,7 @@ impl Presence {
         let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
         entries
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| !name.starts_with('.') && *name != self.name && self.is_dead(name))
+            .filter(|name| !name.starts_with('.') && *name != self.own && self.is_dead(name))
             .collect()
     }
 
@@ -82,11 +95,11 @@ mod tests {
         let database = folder.path().join("broker.db");
         let one = Presence::announce(&database).expect("one");
         let two = Presence::announce(&database).expect("two");
-        assert_eq!((one.dead(), two.dead()), (vec![], vec![]));
-        let name = two.name().to_owned();
+        let (beside_one, beside_two) = (one.neighbours(), two.neighbours());
+        assert_eq!((beside_one.dead(), beside_two.dead()), (vec![], vec![]));
         drop(two);
-        assert_eq!(one.dead(), vec![name.clone()]);
-        one.clear(&[name]);
-        assert_eq!(one.dead(), Vec::<String>::new());
+        assert_eq!(beside_one.dead(), vec![beside_two.own().to_owned()]);
+        beside_one.clear(&[beside_two.own().to_owned()]);
+        assert_eq!(beside_one.dead(), Vec::<String>::new());
     }
 }

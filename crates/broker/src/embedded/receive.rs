@@ -45,13 +45,8 @@ impl Subscriber for Broker {
             .write(move |connection| share::subscribe(connection, &name, &wanted))
             .await
             .map_err(|error| failed(&error))?;
-        let member = Arc::new(Member::new(
-            Arc::clone(&inner.file),
-            id,
-            topics,
-            inner.config.lease,
-            Arc::clone(&inner.presence),
-        ));
+        let member =
+            Arc::new(Member::new(Arc::clone(&inner.file), id, topics, inner.config.lease, &inner.presence));
         member.renew().await.map_err(|error| failed(&error))?;
         Ok(Box::new(Reader {
             keeping: Keeping(inner.keeper.spawn(Arc::clone(&member).keep())),
