@@ -1,0 +1,71 @@
+//! Running a case where it must fail.
+
+use std::future::Future;
+use std::time::Duration;
+
+/// A case that still runs after this has not passed.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `case` to its end, on a runtime of its own.
+///
+/// # Panics
+/// When the case does, or when it does not end.
+pub(crate) fn run<F>(case: F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    runtime().block_on(async {
+        tokio::time::timeout(TIME_LIMIT, case).await.expect("the case should end within a minute");
+    });
+}
+
+/// Runs all `cases` side by side and names those that passed, or whose saboteur did nothing.
+///
+/// # Panics
+/// When there is such a case.
+pub(crate) fn all_must_fail<F>(cases: Vec<(&'static str, F)>)
+where
+    F: Future<Output = Struck> + Send + 'static,
+{
+    let blind: Vec<String> = runtime().block_on(async {
+        let running: Vec<_> = cases
+            .into_iter()
+            .map(|(name, case)| (name, tokio::spawn(tokio::time::timeout(TIME_LIMIT, case))))
+            .collect();
+        let mut blind = Vec::new();
+        for (name, case) in running {
+            match case.await {
+                Ok(Ok(Struck(Err(())))) => {}
+                Ok(Ok(Struck(Ok(())))) => blind.push(format!("{name} passes although its rule is broken")),
+                Ok(Err(_)) => blind.push(format!("{name} does not end")),
+                Err(panic) => blind.push(format!("{name}: {panic}")),
+            }
+        }
+        blind
+    });
+    assert!(blind.is_empty(), "these cases do not see their saboteur: {blind:#?}");
+}
+
+/// How a case ended that was run against its saboteur: `Err` when it failed, as it must.
+pub(crate) struct Struck(pub(crate) Result<(), ()>);
+
+/// Runs `case` and says whether it failed, once its saboteur has struck.
+///
+/// # Panics
+/// When the case failed before `struck` was true: then it failed for another reason, which proves nothing.
+pub(crate) async fn sabotaged<F>(case: F, struck: impl FnOnce() -> bool) -> Struck
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let result = tokio::spawn(case).await;
+    assert!(struck(), "its saboteur never came to do its work");
+    Struck(result.map_err(drop))
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()
+        .expect("a runtime can be started")
+}

@@ -1,0 +1,164 @@
+//! Inbox 4, and what people can do with messages that the inbox keeps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use message::RetryPolicy;
+use store::{Arrival, InboxCounts, InboxRules, Receipt, Store, Work};
+
+use super::inbox::{arrival, block, counts, due, has_effect, process, rules, unblock};
+use super::{ALL, HOUR, PATIENCE};
+use crate::store::World;
+use crate::within;
+
+fn ordered(max_attempts: u32, hold_dead: bool) -> InboxRules {
+    let retry = RetryPolicy { max_attempts, ..rules().retry };
+    InboxRules { ordered: true, hold_dead, retry, ..rules() }
+}
+
+/// Parks the first and lets the others arrive behind it.
+async fn three(store: &Arc<dyn Store>, work: &Work, rules: &InboxRules) -> [Arrival; 3] {
+    let arrivals = [arrival("a"), arrival("a"), arrival("a")];
+    block(store, &arrivals[0]).await;
+    process(store, &arrivals, work, rules).await;
+    arrivals
+}
+
+/// Processes what is due until `count` messages are done; which ones, in order.
+async fn done_in_order(
+    store: &Arc<dyn Store>,
+    work: &Work,
+    rules: &InboxRules,
+    count: usize,
+) -> Vec<Arrival> {
+    let mut done = Vec::new();
+    while done.len() < count {
+        let due = due(store).await;
+        let receipts = process(store, &due, work, rules).await;
+        done.extend(due.into_iter().zip(receipts).filter(|(_, r)| *r == Receipt::Done).map(|(a, _)| a));
+    }
+    done
+}
+
+/// Inbox 4: behind it, and after it, in order; other keys and topics do not wait.
+pub async fn later_messages_of_a_parked_key_are_done_after_it_in_order(world: World) {
+    let store = world.open().await;
+    let (work, rules) = (world.work(), ordered(100, true));
+    let arrivals = three(&store, &work, &rules).await;
+    for follower in &arrivals[1..] {
+        assert!(!has_effect(&store, follower).await, "a follower waits");
+    }
+    assert_eq!(counts(&store).await.parked, 3);
+    let mut elsewhere = arrival("a");
+    elsewhere.message.topic = "refunds".to_owned();
+    let receipts = process(&store, &[arrival("b"), elsewhere], &work, &rules).await;
+    assert_eq!(receipts, [Receipt::Done, Receipt::Done]);
+
+    unblock(&store, &arrivals[0]).await;
+    let newer = arrival("a");
+    process(&store, std::slice::from_ref(&newer), &work, &rules).await;
+    let done = done_in_order(&store, &work, &rules, 4).await;
+    let ids = |arrivals: &[Arrival]| arrivals.iter().map(|a| a.message.id).collect::<Vec<_>>();
+    assert_eq!(ids(&done), [&ids(&arrivals)[..], &[newer.message.id]].concat());
+    assert_eq!(counts(&store).await, InboxCounts { processed: 6, ..InboxCounts::default() });
+}
+
+/// Inbox 4 and `hold_dead`: they wait for a Dead one, or they do not.
+pub async fn followers_of_a_dead_message_wait_where_the_rules_say_so(world: World) {
+    for hold_dead in [true, false] {
+        let store = world.open().await;
+        let (work, rules) = (world.work(), ordered(1, hold_dead));
+        let arrivals = three(&store, &work, &rules).await;
+        let done = [has_effect(&store, &arrivals[1]).await, has_effect(&store, &arrivals[2]).await];
+        assert_eq!(done, [!hold_dead; 2], "hold_dead = {hold_dead}");
+        if hold_dead {
+            assert_eq!(store.due("billing", 10).await.expect("an answer"), []);
+            // Dropping one that waits does not let the others pass the one they wait for.
+            store.drop_parked("billing", arrivals[2].message.id, "ann").await.expect("it can be dropped");
+            assert_eq!(store.due("billing", 10).await.expect("an answer"), []);
+            store.drop_parked("billing", arrivals[1].message.id, "ann").await.expect("it can be dropped");
+            store.drop_parked("billing", arrivals[0].message.id, "ann").await.expect("it can be dropped");
+        }
+    }
+}
+
+/// Without the one they waited for, the others go on.
+pub async fn dropping_a_message_lets_its_followers_go(world: World) {
+    let store = world.open().await;
+    let (work, rules) = (world.work(), ordered(1, true));
+    let arrivals = three(&store, &work, &rules).await;
+    store.drop_parked("billing", arrivals[0].message.id, "ann").await.expect("it can be dropped");
+    let done = done_in_order(&store, &work, &rules, 2).await;
+    assert_eq!(done[0].message.id, arrivals[1].message.id);
+    assert_eq!(done[1].message.id, arrivals[2].message.id);
+    let audit = store.audit(ALL).await.expect("the audit can be read").items;
+    let dropped =
+        audit.iter().any(|entry| entry.message == Some(arrivals[0].message.id) && entry.actor == "ann");
+    assert!(dropped, "{audit:?}");
+    let gone = store.drop_parked("billing", arrivals[0].message.id, "ann").await;
+    gone.expect_err("it is not kept any more");
+}
+
+/// A person gives it another chance: now, with all its attempts.
+pub async fn a_message_unparked_has_a_fresh_start(world: World) {
+    let store = world.open().await;
+    let slow = RetryPolicy { first: HOUR, cap: HOUR, ..RetryPolicy::default() };
+    let rules = InboxRules { retry: slow, ..ordered(1, true) };
+    let work = world.work();
+    for max_attempts in [1, 10] {
+        let rules =
+            InboxRules { retry: RetryPolicy { max_attempts, ..rules.retry.clone() }, ..rules.clone() };
+        let one = arrival("a");
+        block(&store, &one).await;
+        process(&store, std::slice::from_ref(&one), &work, &rules).await;
+        unblock(&store, &one).await;
+        store.unpark("billing", one.message.id, "ann").await.expect("it can be unparked");
+        let parked = store.parked("billing", ALL).await.expect("a list").items;
+        assert_eq!((parked[0].dead, parked[0].attempts), (false, 0));
+        let due = within(PATIENCE, "the message to be due", || async {
+            let due = store.due("billing", 10).await.expect("an answer");
+            (!due.is_empty()).then_some(due)
+        })
+        .await;
+        assert_eq!(process(&store, &due, &work, &rules).await, [Receipt::Done]);
+        assert_eq!((counts(&store).await.parked, counts(&store).await.dead), (0, 0));
+    }
+    let audit = store.audit(ALL).await.expect("the audit can be read").items;
+    assert_eq!(audit.iter().filter(|entry| entry.actor == "ann").count(), 2);
+    store.unpark("billing", arrival("a").message.id, "ann").await.expect_err("it is not kept");
+}
+
+/// What is counted is what is kept, whatever happened before.
+pub async fn inbox_counts_agree_with_what_is_kept(world: World) {
+    let store = world.open().await;
+    let work = world.work();
+    let rules = ordered(2, true);
+    let agree = async |when: &str| {
+        let kept = store.parked("billing", ALL).await.expect("a list").items;
+        let dead = kept.iter().filter(|parked| parked.dead).count() as u64;
+        let counts = counts(&store).await;
+        assert_eq!((counts.dead, counts.parked), (dead, kept.len() as u64 - dead), "{when}");
+        let done = store.processed("billing", ALL).await.expect("a list").items.len() as u64;
+        assert_eq!(counts.processed, done, "{when}");
+    };
+    let arrivals = three(&store, &work, &rules).await;
+    agree("one failed and two wait").await;
+    process(&store, &arrivals, &work, &rules).await;
+    agree("all came again").await;
+    let first = within(Duration::from_secs(5), "the first to be due", || async {
+        let due = store.due("billing", 10).await.expect("an answer");
+        (!due.is_empty()).then_some(due)
+    })
+    .await;
+    process(&store, &first, &work, &rules).await;
+    agree("the first is Dead").await;
+    store.unpark("billing", arrivals[0].message.id, "ann").await.expect("it can be unparked");
+    agree("the first was unparked").await;
+    store.drop_parked("billing", arrivals[2].message.id, "ann").await.expect("it can be dropped");
+    agree("a follower was dropped").await;
+    unblock(&store, &arrivals[0]).await;
+    done_in_order(&store, &work, &rules, 2).await;
+    agree("the rest is done").await;
+    let expected = InboxCounts { processed: 2, ..InboxCounts::default() };
+    assert_eq!(counts(&store).await, expected);
+}
