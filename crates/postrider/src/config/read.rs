@@ -447,11 +447,8 @@ fn broker_url(url: &str) -> Result<(), String> {
 }
 
 fn http_url(url: &str) -> Result<(), String> {
-    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-    match rest {
-        Some(host) if !host.is_empty() && !host.starts_with('/') && !host.contains(char::is_whitespace) => {
-            Ok(())
-        }
-        _ => Err("expected a URL such as http://127.0.0.1:8080/orders".to_owned()),
-    }
+    // Read by the inbox itself, so that what is good here can also be started.
+    inbox::Acknowledge::http(url)
+        .map(drop)
+        .map_err(|error| format!("expected a URL such as http://127.0.0.1:8080/orders: {error}"))
 }

@@ -50,7 +50,7 @@ impl Pulse {
             Some(problem) => component("relay", false, problem),
             None => {
                 let (lanes, relays) = (status.lanes.len(), status.instances);
-                component("relay", true, format!("holds {lanes} lanes; {relays} relays are alive"))
+                component("relay", true, format!("lanes held: {lanes}; relays alive: {relays}"))
             }
         }];
         let troubled = |name: &str| status.breakers.iter().any(|breaker| breaker.destination == name);
