@@ -13,8 +13,8 @@ use crate::config::parse_listen;
 const AFTER: &str = "\
 Without a command, `serve`.
 
-Settings come from --config, else $POSTRIDER_CONFIG, else ./postrider.toml, else are built in; any of them
-can be given as POSTRIDER__SECTION__SETTING=value.
+Settings come from --config, else $POSTRIDER_CONFIG, else ./postrider.toml,
+else are built in. Any can be given as POSTRIDER__SECTION__SETTING=value.
 
 Exit codes:
   0  done

@@ -93,7 +93,7 @@ impl Output {
         let mut table = self.grid();
         table.set_header(heading.map(|text| Cell::new(text.to_uppercase()).add_attribute(Attribute::Bold)));
         table.add_rows(rows);
-        self.lines_of(&table)
+        self.lines_of(&mut table)
     }
 
     /// Names and values, one pair a line.
@@ -105,7 +105,7 @@ impl Output {
         table.add_rows(
             pairs.into_iter().map(|(name, value)| [Cell::new(name).add_attribute(Attribute::Dim), value]),
         );
-        self.lines_of(&table)
+        self.lines_of(&mut table)
     }
 
     fn grid(&self) -> Table {
@@ -119,13 +119,14 @@ impl Output {
         table
     }
 
-    fn lines_of(&mut self, table: &Table) -> Result<(), Failure> {
-        for line in table.lines() {
-            // The preset pads each cell on both sides: the outer ones would indent and trail.
-            let line = line.trim_end();
-            self.line(line.strip_prefix(' ').unwrap_or(line))?;
-        }
-        Ok(())
+    fn lines_of(&mut self, table: &mut Table) -> Result<(), Failure> {
+        // Room between columns and none before the first, so that a line begins where a word begins.
+        table.column_iter_mut().for_each(|column| {
+            column.set_padding((0, 2));
+        });
+        table.style_text_only();
+        let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+        lines.iter().try_for_each(|line| self.line(line))
     }
 }
 
