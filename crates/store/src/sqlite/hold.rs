@@ -4,6 +4,9 @@
 //! meets them, so that they cost nothing while they wait. When the message is sent or given up, they are let
 //! go in order, a bounded number at a time; `released_to` is how far that has come, and whatever is newer goes
 //! on being parked until all older ones are out.
+//!
+//! Of several messages of a key in trouble the earliest holds it; the others are parked like followers, and
+//! each becomes the holder when its turn comes.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -20,19 +23,46 @@ pub(super) fn blocks(connection: &Connection, topic: &str, key: &str, seq: i64) 
     connection
         .prepare_cached(
             "SELECT EXISTS (SELECT 1 FROM holds
-                            WHERE topic = ?1 AND key = ?2 AND seq <> ?3 AND released_to < ?3)",
+                            WHERE topic = ?1 AND key = ?2 AND seq < ?3 AND released_to < ?3)",
         )?
         .query_row(params![topic, key, seq], |row| row.get(0))
 }
 
-/// Makes the later messages of the key wait for `seq`.
+/// Makes the later messages of the key wait for `seq`, which is in trouble.
 pub(super) fn place(connection: &Connection, topic: &str, key: &str, seq: i64) -> rusqlite::Result<()> {
+    let holder: Option<i64> = connection
+        .prepare_cached("SELECT seq FROM holds WHERE topic = ?1 AND key = ?2 AND draining = 0")?
+        .query_row([topic, key], |row| row.get(0))
+        .optional()?;
+    let waits = match holder {
+        // Both are in trouble: the later one waits for the earlier one as any follower does.
+        Some(holder) if holder != seq => Some(holder.max(seq)),
+        _ => None,
+    };
+    if let Some(waits) = waits {
+        connection.prepare_cached("UPDATE outbox_events SET held = 1 WHERE seq = ?1")?.execute([waits])?;
+    }
+    if waits != Some(seq) {
+        hold(connection, topic, key, seq)?;
+    }
+    Ok(())
+}
+
+fn hold(connection: &Connection, topic: &str, key: &str, seq: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
             "INSERT INTO holds (topic, key, seq) VALUES (?1, ?2, ?3)
              ON CONFLICT DO UPDATE SET seq = excluded.seq, released_to = 0, draining = 0",
         )?
         .execute(params![topic, key, seq])?;
+    Ok(())
+}
+
+/// The message `seq` waits behind nobody any more.
+pub(super) fn stand(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("UPDATE outbox_events SET held = 0 WHERE seq = ?1 AND held = 1")?
+        .execute([seq])?;
     Ok(())
 }
 
@@ -73,22 +103,28 @@ pub(super) fn drain_some(connection: &Connection) -> rusqlite::Result<bool> {
 }
 
 fn drain(connection: &Connection, topic: &str, key: &str) -> rusqlite::Result<bool> {
-    let seqs: Vec<i64> = connection
+    let followers: Vec<(i64, bool)> = connection
         .prepare_cached(
-            "SELECT seq FROM outbox_events WHERE held = 1 AND topic = ?1 AND key = ?2 ORDER BY seq LIMIT ?3",
+            "SELECT seq, status = 'dead' OR (ready = 0 AND next_attempt_at IS NOT NULL) FROM outbox_events
+             WHERE held = 1 AND topic = ?1 AND key = ?2 ORDER BY seq LIMIT ?3",
         )?
-        .query_map(params![topic, key, STEP], |row| row.get(0))?
+        .query_map(params![topic, key, STEP], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<Result<_, _>>()?;
-    for seq in &seqs {
+    for (seq, trouble) in &followers {
+        if *trouble {
+            stand(connection, *seq)?;
+            hold(connection, topic, key, *seq)?;
+            return Ok(false);
+        }
         connection
             .prepare_cached("UPDATE outbox_events SET ready = 1, held = 0 WHERE seq = ?1")?
             .execute([seq])?;
     }
-    let left = seqs.len() == STEP;
+    let left = followers.len() == STEP;
     if left {
         connection
             .prepare_cached("UPDATE holds SET released_to = ?3 WHERE topic = ?1 AND key = ?2")?
-            .execute(params![topic, key, seqs.last()])?;
+            .execute(params![topic, key, followers.last().map(|(seq, _)| *seq)])?;
     } else {
         connection
             .prepare_cached("DELETE FROM holds WHERE topic = ?1 AND key = ?2")?

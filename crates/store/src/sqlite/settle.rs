@@ -130,6 +130,7 @@ impl<'a> Settler<'a> {
                 .execute(params![group, seq])?;
         }
         if self.holds {
+            hold::stand(self.connection, seq)?;
             hold::lift(self.connection, seq)?;
         }
         self.tally.succeeded();
@@ -149,8 +150,8 @@ impl<'a> Settler<'a> {
         let after = self.step(before, Event::Failed { max_attempts: u32::MAX })?;
         self.connection
             .prepare_cached(
-                "UPDATE outbox_events SET status = ?2, ready = 0, attempts = ?3, next_attempt_at = ?4,
-                        last_error = ?5 WHERE seq = ?1",
+                "UPDATE outbox_events SET status = ?2, ready = 0, held = 0, attempts = ?3,
+                        next_attempt_at = ?4, last_error = ?5 WHERE seq = ?1",
             )?
             .execute(params![
                 seq,
@@ -176,8 +177,8 @@ impl<'a> Settler<'a> {
         debug_assert_eq!(after.status, Status::Dead);
         self.connection
             .prepare_cached(
-                "UPDATE outbox_events SET status = ?2, ready = 0, attempts = ?3, next_attempt_at = NULL,
-                        last_error = ?4, dead_reason = ?5 WHERE seq = ?1",
+                "UPDATE outbox_events SET status = ?2, ready = 0, held = 0, attempts = ?3,
+                        next_attempt_at = NULL, last_error = ?4, dead_reason = ?5 WHERE seq = ?1",
             )?
             .execute(params![seq, word(after.status), after.attempts, clip(error), reason])?;
         if hold && before.key.is_some() {

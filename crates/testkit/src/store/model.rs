@@ -26,12 +26,12 @@ const RELAYS: usize = 2;
 
 /// Histories that are played, and the steps of the longest.
 const HISTORIES: u32 = 40;
-const LENGTH: usize = 60;
+const LENGTH: usize = 80;
 
 /// One thing that happens.
 #[derive(Clone, Debug)]
 enum Step {
-    Append { ordered: bool, key: Option<u8> },
+    Append { ordered: bool, key: Option<u8>, count: usize },
     Beat(usize),
     Leave(usize),
     Claim { relay: usize, limit: usize },
@@ -90,6 +90,7 @@ fn play<F: Fixture>(sabotage: Option<Sabotage>) -> Result<(), String> {
         .run(&history, |steps| {
             runtime.block_on(async {
                 let mut history = History::begin(World::fresh::<F>(sabotage).await).await;
+                history.beat(0).await.map_err(TestCaseError::fail)?;
                 for step in &steps {
                     history.take(step).await.map_err(|error| wrong(step, &error))?;
                     history.model.compare(&history.store).await.map_err(|error| wrong(step, &error))?;
@@ -114,7 +115,8 @@ fn step() -> impl Strategy<Value = Step> {
     let fates = prop::collection::vec(fate, 1..5);
     let key = prop::option::weighted(0.9, 0_u8..2);
     prop_oneof![
-        8 => (any::<bool>(), key).prop_map(|(ordered, key)| Step::Append { ordered, key }),
+        6 => (any::<bool>(), key, 1_usize..5)
+            .prop_map(|(ordered, key, count)| Step::Append { ordered, key, count }),
         3 => (0..RELAYS).prop_map(Step::Beat),
         1 => (0..RELAYS).prop_map(Step::Leave),
         8 => (0..RELAYS, 1_usize..6).prop_map(|(relay, limit)| Step::Claim { relay, limit }),
@@ -159,7 +161,7 @@ impl History {
 
     async fn take(&mut self, step: &Step) -> Result<(), String> {
         match step {
-            Step::Append { ordered, key } => self.append(*ordered, *key).await,
+            Step::Append { ordered, key, count } => self.append(*ordered, *key, *count).await,
             Step::Beat(relay) => self.beat(*relay).await,
             Step::Leave(relay) => {
                 self.leave(*relay).await;
@@ -174,11 +176,15 @@ impl History {
         }
     }
 
-    async fn append(&mut self, ordered: bool, key: Option<u8>) -> Result<(), String> {
-        let mut message = Message::new(if ordered { ORDERED } else { "free" }, "{}");
-        message.key = key.map(|key| key.to_string());
-        self.model.known.push(Known::new(&message));
-        let results = self.store.append(vec![NewMessage::from(message)]).await;
+    async fn append(&mut self, ordered: bool, key: Option<u8>, count: usize) -> Result<(), String> {
+        let mut messages = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut message = Message::new(if ordered { ORDERED } else { "free" }, "{}");
+            message.key = key.map(|key| key.to_string());
+            self.model.known.push(Known::new(&message));
+            messages.push(NewMessage::from(message));
+        }
+        let results = self.store.append(messages).await;
         results.map(drop).map_err(|error| error.to_string())
     }
 
