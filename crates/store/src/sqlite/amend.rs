@@ -86,7 +86,11 @@ impl Amend for SqliteStore {
                 .write(move |connection| {
                     let mut removed = 0;
                     for seq in chunk {
-                        removed += forget(connection, seq)?;
+                        // Looked at again: since it was found, somebody may have requeued it and a relay
+                        // may hold it by now.
+                        if is_done(connection, seq)? {
+                            removed += forget(connection, seq)?;
+                        }
                     }
                     Ok::<_, Error>(removed)
                 })
@@ -182,6 +186,14 @@ fn remove(connection: &Connection, record: &Record, event: Event) -> Result<(), 
         Next::Gone => forget(connection, record.seq).map(drop),
         Next::State(_) => Err(Error::Broken(format!("a message that is {} must be gone", event.name()))),
     }
+}
+
+fn is_done(connection: &Connection, seq: i64) -> rusqlite::Result<bool> {
+    connection
+        .prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM outbox_events WHERE seq = ?1 AND status IN ('sent', 'dead'))",
+        )?
+        .query_row([seq], |row| row.get(0))
 }
 
 /// Removes a record and all that hangs on it; a trigger counts it.

@@ -147,11 +147,11 @@ impl Inbox for SqliteStore {
         self.file
             .write(move |connection| {
                 let oldest = now(connection)? - millis(keep);
+                let Some(group) = find_group(connection, &group)? else { return Ok(0) };
                 // Marks stand in the order in which they were made, all groups together.
                 let old: Vec<i64> = connection
                     .prepare_cached(
-                        "SELECT position, processed_at, grp = (SELECT grp FROM inbox_groups WHERE name = ?2)
-                         FROM inbox_ids ORDER BY position LIMIT ?1",
+                        "SELECT position, processed_at, grp = ?2 FROM inbox_ids ORDER BY position LIMIT ?1",
                     )?
                     .query_map(params![FORGET, group], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
                     .take_while(|row| !matches!(row, Ok((_, processed_at, _)) if *processed_at >= oldest))
@@ -220,19 +220,21 @@ impl SqliteStore {
     }
 }
 
+/// The number of a group that has done something.
+fn find_group(connection: &Connection, group: &str) -> rusqlite::Result<Option<i64>> {
+    connection
+        .prepare_cached("SELECT grp FROM inbox_groups WHERE name = ?1")?
+        .query_row([group], |row| row.get(0))
+        .optional()
+}
+
 /// The number of a group, made on first use.
 pub(super) fn group_number(connection: &Connection, group: &str) -> rusqlite::Result<i64> {
-    let find = || -> rusqlite::Result<Option<i64>> {
-        connection
-            .prepare_cached("SELECT grp FROM inbox_groups WHERE name = ?1")?
-            .query_row([group], |row| row.get(0))
-            .optional()
-    };
-    if let Some(number) = find()? {
+    if let Some(number) = find_group(connection, group)? {
         return Ok(number);
     }
     connection.execute("INSERT INTO inbox_groups (name) VALUES (?1) ON CONFLICT DO NOTHING", [group])?;
-    find()?.ok_or(rusqlite::Error::QueryReturnedNoRows)
+    find_group(connection, group)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
 }
 
 /// What a message says, in few bytes: an id that returns with other content is no duplicate.
@@ -371,6 +373,10 @@ impl<'a> GroupDesk<'a> {
             }
             Some(false) => {
                 let error = "its id was used before for a message with other content".to_owned();
+                // It may come often; it is kept, and counted, once.
+                if self.is_dead(arrival.message.id)? {
+                    return Ok(Some(Receipt::Dead { error }));
+                }
                 self.bury(arrival, 0, error).map(Some)
             }
         }

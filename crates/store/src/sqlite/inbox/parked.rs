@@ -59,6 +59,11 @@ impl GroupDesk<'_> {
         Ok(Standing::Free { attempts: 0 })
     }
 
+    /// Whether a message of this id waits for a person.
+    pub(super) fn is_dead(&self, id: MessageId) -> Result<bool, Error> {
+        Ok(self.parked && self.place(id)?.is_some_and(|place| place.dead))
+    }
+
     fn place(&self, id: MessageId) -> Result<Option<Place>, Error> {
         Ok(self
             .connection
@@ -259,21 +264,37 @@ pub(super) fn unpark(connection: &Connection, group: &str, id: MessageId) -> Res
 }
 
 pub(super) fn discard(connection: &Connection, group: &str, id: MessageId) -> Result<(), Error> {
-    let gone: Option<(i64, String, Option<String>, bool)> = connection
+    struct Gone {
+        group: i64,
+        topic: String,
+        key: Option<String>,
+        dead: bool,
+        /// It waited behind another: those behind it wait for that one, too.
+        follower: bool,
+    }
+    let gone = connection
         .query_row(
             "DELETE FROM inbox_parked WHERE id = ?2 AND grp = (SELECT grp FROM inbox_groups WHERE name = ?1)
-             RETURNING grp, topic, key, dead",
+             RETURNING grp, topic, key, dead, dead = 0 AND next_attempt_at IS NULL",
             params![group, id.to_string()],
-            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)),
+            |row| {
+                Ok(Gone {
+                    group: row.get(0)?,
+                    topic: row.get(1)?,
+                    key: row.get(2)?,
+                    dead: row.get(3)?,
+                    follower: row.get(4)?,
+                })
+            },
         )
         .optional()?;
-    let Some((number, topic, key, dead)) = gone else { return Err(not_parked(group, id)) };
+    let Some(gone) = gone else { return Err(not_parked(group, id)) };
     connection.execute(
         "UPDATE inbox_groups SET dead = dead - ?2, parked = parked - NOT ?2 WHERE name = ?1",
-        params![group, dead],
+        params![group, gone.dead],
     )?;
-    if let Some(key) = key {
-        wake_next(connection, number, &topic, &key, now(connection)?)?;
+    if let Some(key) = gone.key.filter(|_| !gone.follower) {
+        wake_next(connection, gone.group, &gone.topic, &key, now(connection)?)?;
     }
     Ok(())
 }
