@@ -1,7 +1,6 @@
 //! Inbox 4, and what people can do with messages that the inbox keeps.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use message::RetryPolicy;
 use store::{Arrival, InboxCounts, InboxRules, Receipt, Store, Work};
@@ -132,7 +131,9 @@ pub async fn a_message_unparked_has_a_fresh_start(world: World) {
 pub async fn inbox_counts_agree_with_what_is_kept(world: World) {
     let store = world.open().await;
     let work = world.work();
-    let rules = ordered(2, true);
+    // Nothing is due by itself, so that each step finds what the one before left.
+    let slow = RetryPolicy { first: HOUR, cap: HOUR, ..RetryPolicy::default() };
+    let rules = InboxRules { retry: slow, ..ordered(10, true) };
     let agree = async |when: &str| {
         let kept = store.parked("billing", ALL).await.expect("a list").items;
         let dead = kept.iter().filter(|parked| parked.dead).count() as u64;
@@ -145,15 +146,13 @@ pub async fn inbox_counts_agree_with_what_is_kept(world: World) {
     agree("one failed and two wait").await;
     process(&store, &arrivals, &work, &rules).await;
     agree("all came again").await;
-    let first = within(Duration::from_secs(5), "the first to be due", || async {
-        let due = store.due("billing", 10).await.expect("an answer");
-        (!due.is_empty()).then_some(due)
-    })
-    .await;
-    process(&store, &first, &work, &rules).await;
-    agree("the first is Dead").await;
     store.unpark("billing", arrivals[0].message.id, "ann").await.expect("it can be unparked");
     agree("the first was unparked").await;
+    process(&store, &arrivals[..1], &work, &ordered(1, true)).await;
+    agree("the first is Dead").await;
+    assert_eq!((counts(&store).await.dead, counts(&store).await.parked), (1, 2));
+    store.unpark("billing", arrivals[0].message.id, "ann").await.expect("it can be unparked");
+    agree("the first was unparked again").await;
     store.drop_parked("billing", arrivals[2].message.id, "ann").await.expect("it can be dropped");
     agree("a follower was dropped").await;
     unblock(&store, &arrivals[0]).await;
