@@ -139,12 +139,12 @@ mod http {
         let status = sent.map_err(|error| format!("{shown} cannot be told: {}", cause(&error)))?.status();
         match status {
             _ if status.is_success() => {
-                debug!(message = %id, group, "acknowledged to the producer");
+                debug!(message_id = %id, group, "acknowledged to the producer");
                 Ok(())
             }
             // The producer does not keep this message (any more): asking again would not change that.
             StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => {
-                warn!(message = %id, group, %status, "the producer does not take this acknowledgement; going on");
+                warn!(message_id = %id, group, %status, "the producer does not take this acknowledgement; going on");
                 Ok(())
             }
             _ => Err(format!("{shown} answered {status}")),

@@ -218,7 +218,7 @@ impl Receiving {
         let mut positions = Vec::with_capacity(deliveries.len());
         let mut arrivals = Vec::with_capacity(deliveries.len());
         for Delivery { message, seq, delivery, position } in deliveries {
-            debug!(message = %message.id, topic = message.topic, group = group.name(), "received");
+            debug!(message_id = %message.id, topic = message.topic, group = group.name(), "received");
             positions.push(position);
             arrivals.push(Arrival { message, seq, delivery });
         }

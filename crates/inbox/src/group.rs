@@ -150,7 +150,7 @@ impl Group {
             if *receipt == Receipt::Done {
                 let (id, topic, key, bytes) =
                     (message.id, &message.topic, &message.key, message.payload.len());
-                info!(message = %id, topic, key, group = self.name(), bytes, "handled");
+                info!(message_id = %id, topic, key, group = self.name(), bytes, "handled");
             }
         }
         for (id, receipt) in ids.into_iter().zip(&receipts) {
@@ -162,18 +162,18 @@ impl Group {
     fn log(&self, id: MessageId, receipt: &Receipt) {
         let group = self.name();
         match receipt {
-            Receipt::Done => debug!(message = %id, group, "done"),
-            Receipt::Duplicate => debug!(message = %id, group, "done before; nothing was done again"),
+            Receipt::Done => debug!(message_id = %id, group, "done"),
+            Receipt::Duplicate => debug!(message_id = %id, group, "done before; nothing was done again"),
             Receipt::Parked { error } => {
-                warn!(message = %id, group, error, "kept in the inbox for a later try")
+                warn!(message_id = %id, group, error, "kept in the inbox for a later try")
             }
             Receipt::Dead { error } => {
-                warn!(message = %id, group, error, "dead: kept in the inbox for a person")
+                warn!(message_id = %id, group, error, "dead: kept in the inbox for a person")
             }
             Receipt::Unavailable { error } => {
-                debug!(message = %id, group, error, "not handled; it comes again")
+                debug!(message_id = %id, group, error, "not handled; it comes again")
             }
-            Receipt::Busy => debug!(message = %id, group, "another worker has it; it comes again"),
+            Receipt::Busy => debug!(message_id = %id, group, "another worker has it; it comes again"),
         }
     }
 

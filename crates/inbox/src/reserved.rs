@@ -265,7 +265,7 @@ impl Runner {
                 break;
             }
             let arrival = &self.arrivals[turn.place];
-            debug!(message = %arrival.message.id, group = %self.group, "handing over");
+            debug!(message_id = %arrival.message.id, group = %self.group, "handing over");
             let handled = self.handler.run(&self.group, arrival, self.limit).await;
             if let Handled::Unavailable { error } = &handled {
                 self.down.store(true, Ordering::Relaxed);

@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn a_missing_field_is_refused_by_name() {
-        let error = MessageId::from_fields("pay", &json!({"a": 1}), &["a.b".to_owned()]).unwrap_err();
+        let error = MessageId::from_fields("pay", &json!({"a": 1}), &["a.b".to_owned()])
+            .expect_err("a.b is not there");
         assert_eq!(error.to_string(), "the message has no field `a.b` to make its id from");
     }
 

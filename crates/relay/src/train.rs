@@ -286,14 +286,14 @@ impl Failures {
 fn log(claimed: &store::Claimed, verdict: &Verdict) {
     let (id, topic) = (claimed.message.id, &claimed.message.topic);
     match verdict {
-        Verdict::Sent { .. } => tracing::debug!(message = %id, topic, "sent"),
+        Verdict::Sent { .. } => tracing::info!(message_id = %id, topic, "sent"),
         Verdict::Failed { error, retry_after, .. } => {
             let attempt = claimed.state.attempts + 1;
-            tracing::warn!(message = %id, topic, attempt, ?retry_after, error, "failed; trying again");
+            tracing::warn!(message_id = %id, topic, attempt, ?retry_after, error, "failed; trying again");
         }
         Verdict::Dead { reason, error, .. } => {
-            tracing::error!(message = %id, topic, reason, error, "dead: `postrider dead show {id}` tells more");
+            tracing::error!(message_id = %id, topic, reason, error, "dead: `postrider dead show {id}` tells more");
         }
-        Verdict::Released { error } => tracing::debug!(message = %id, topic, error, "given back"),
+        Verdict::Released { error } => tracing::debug!(message_id = %id, topic, error, "given back"),
     }
 }
