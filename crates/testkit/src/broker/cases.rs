@@ -1,0 +1,79 @@
+//! The cases: each a sentence that is true of every broker.
+
+pub mod publish;
+pub mod receive;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{Delivery, Outcome, Outgoing, Position, Subscription};
+use message::Message;
+
+use super::Broker;
+
+/// Long enough for anything that happens at all.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Long enough to notice what must not come.
+const NOTICE: Duration = Duration::from_millis(100);
+
+fn outgoing(key: &str, seq: i64) -> Outgoing {
+    Outgoing { message: Message::new("orders", seq.to_string()).key(key), seq, delivery: 0 }
+}
+
+/// Publishes messages numbered from `from`, spread over `keys` keys, one call for each round of keys so that
+/// no broker need store several of a key in one call.
+async fn publish(broker: &Arc<dyn Broker>, keys: i64, from: i64, count: i64) {
+    let all: Vec<i64> = (from..from + count).collect();
+    for round in all.chunks(usize::try_from(keys).expect("a few keys")) {
+        let batch = round.iter().map(|seq| outgoing(&format!("key-{}", seq % keys), *seq)).collect();
+        let outcomes = broker.publish(batch).await;
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Confirmed), "{outcomes:?}");
+    }
+}
+
+async fn subscribe(broker: &Arc<dyn Broker>, group: &str) -> Box<dyn Subscription> {
+    broker.subscribe(group, &["orders".to_owned()]).await.expect("the group can be joined")
+}
+
+/// Receives until `count` have come.
+async fn receive(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    while deliveries.len() < count {
+        let more = tokio::time::timeout(PATIENCE, subscription.receive(count - deliveries.len())).await;
+        let more = more.unwrap_or_else(|_| panic!("{} of {count} came", deliveries.len()));
+        deliveries.extend(more.expect("messages can be received"));
+    }
+    deliveries
+}
+
+async fn nothing_comes(subscription: &mut Box<dyn Subscription>) -> bool {
+    tokio::time::timeout(NOTICE, subscription.receive(10)).await.is_err()
+}
+
+fn positions(deliveries: &[Delivery]) -> Vec<Position> {
+    deliveries.iter().map(|delivery| delivery.position).collect()
+}
+
+/// The numbers that came, sorted; a number that came twice is there twice.
+fn numbers(deliveries: &[Delivery]) -> Vec<i64> {
+    let mut numbers: Vec<i64> = deliveries.iter().map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Brokers that do not carry the sequence number carry the payload.
+fn number(delivery: &Delivery) -> i64 {
+    let text = std::str::from_utf8(&delivery.message.payload).expect("the payload is a number");
+    text.parse().expect("the payload is a number")
+}
+
+fn assert_each_key_in_order(deliveries: &[Delivery]) {
+    let mut last: BTreeMap<&str, i64> = BTreeMap::new();
+    for delivery in deliveries {
+        let key = delivery.message.key.as_deref().expect("every message has a key");
+        let before = last.insert(key, number(delivery));
+        assert!(before.is_none_or(|before| before < number(delivery)), "{key}: {before:?} came too early");
+    }
+}

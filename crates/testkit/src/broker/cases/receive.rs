@@ -1,0 +1,182 @@
+//! Subscription: receiving messages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::{
+    PATIENCE, assert_each_key_in_order, nothing_comes, numbers, positions, publish, receive, subscribe,
+};
+use crate::broker::World;
+
+fn up_to(count: i64) -> Vec<i64> {
+    (0..count).collect()
+}
+
+/// Subscription 1: groups do not take from each other.
+pub async fn each_group_gets_each_message(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 8, 0, 40).await;
+    let mut billing = subscribe(&broker, "billing").await;
+    let deliveries = receive(&mut billing, 40).await;
+    assert_eq!(numbers(&deliveries), up_to(40));
+    billing.acknowledge(&positions(&deliveries)).await.expect("an acknowledgement is taken");
+    let mut shipping = subscribe(&broker, "shipping").await;
+    assert_eq!(numbers(&receive(&mut shipping, 40).await), up_to(40));
+    assert!(nothing_comes(&mut billing).await, "what was acknowledged does not come again");
+}
+
+/// Subscription 1: delivered is not done.
+pub async fn what_was_not_acknowledged_comes_again_after_a_crash(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 1, 0, 10).await;
+    let mut first = subscribe(&broker, "billing").await;
+    let deliveries = receive(&mut first, 10).await;
+    first.acknowledge(&positions(&deliveries[..4])).await.expect("an acknowledgement is taken");
+    // Dropped without a farewell, as by a crash.
+    drop(first);
+    let mut second = subscribe(&broker, "billing").await;
+    let again = receive(&mut second, 6).await;
+    assert_eq!(numbers(&again), [4, 5, 6, 7, 8, 9]);
+    assert_eq!(again[0].message.id, deliveries[4].message.id, "it is the same message");
+}
+
+/// Subscription 2: the order of storing, and one place for each key.
+pub async fn messages_of_a_key_arrive_in_order_from_one_partition(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 7, 0, 210).await;
+    let mut subscription = subscribe(&broker, "billing").await;
+    let deliveries = receive(&mut subscription, 210).await;
+    assert_each_key_in_order(&deliveries);
+    let mut partitions: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();
+    let mut last: BTreeMap<u32, i64> = BTreeMap::new();
+    for delivery in &deliveries {
+        partitions.entry(delivery.message.key.clone()).or_default().insert(delivery.position.partition);
+        let before = last.insert(delivery.position.partition, delivery.position.offset);
+        assert!(before.is_none_or(|before| before < delivery.position.offset), "{:?}", delivery.position);
+    }
+    assert!(partitions.values().all(|partitions| partitions.len() == 1), "{partitions:?}");
+}
+
+/// Subscription 3: members share the work; nobody does what another does.
+pub async fn members_of_a_group_never_get_the_same_message(world: World) {
+    let (here, there) = (world.open().await, world.open().await);
+    let mut one = subscribe(&here, "billing").await;
+    let mut two = subscribe(&there, "billing").await;
+    let (mut of_one, mut of_two) = (Vec::new(), Vec::new());
+    let mut sent = 0;
+    // The first gives up a part once it hears of the second; from then on both get some of each round.
+    for _ in 0..200 {
+        publish(&here, 64, sent, 64).await;
+        sent += 64;
+        let before = (of_one.len(), of_two.len());
+        while (of_one.len() + of_two.len()) < usize::try_from(sent).expect("a small number") {
+            tokio::select! {
+                deliveries = one.receive(64) => {
+                    let deliveries = deliveries.expect("messages can be received");
+                    one.acknowledge(&positions(&deliveries)).await.expect("an acknowledgement is taken");
+                    of_one.extend(deliveries);
+                }
+                deliveries = two.receive(64) => {
+                    let deliveries = deliveries.expect("messages can be received");
+                    two.acknowledge(&positions(&deliveries)).await.expect("an acknowledgement is taken");
+                    of_two.extend(deliveries);
+                }
+                () = tokio::time::sleep(PATIENCE) => panic!("messages are missing"),
+            }
+        }
+        if of_one.len() > before.0 && of_two.len() > before.1 {
+            break;
+        }
+    }
+    assert!(!of_one.is_empty() && !of_two.is_empty(), "both have a part");
+    assert_each_key_in_order(&of_one);
+    assert_each_key_in_order(&of_two);
+    of_one.extend(of_two);
+    assert_eq!(numbers(&of_one), up_to(sent), "each message came once");
+}
+
+/// Subscription 4: one position speaks for all before it in its partition.
+pub async fn acknowledging_finishes_all_before_it(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 1, 0, 10).await;
+    let mut first = subscribe(&broker, "billing").await;
+    let deliveries = receive(&mut first, 10).await;
+    first.acknowledge(&[deliveries[6].position]).await.expect("an acknowledgement is taken");
+    // An earlier position, said later, takes nothing back.
+    first.acknowledge(&[deliveries[2].position]).await.expect("an acknowledgement is taken");
+    first.close().await;
+    let mut second = subscribe(&broker, "billing").await;
+    assert_eq!(numbers(&receive(&mut second, 3).await), [7, 8, 9]);
+    assert!(nothing_comes(&mut second).await);
+}
+
+/// Subscription 4: the late word of a member that was taken for dead counts for nothing.
+pub async fn a_member_that_lost_its_partitions_acknowledges_nothing(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 4, 0, 40).await;
+    let silent = world.open_silent().await;
+    let mut first = subscribe(&silent, "billing").await;
+    let late = receive(&mut first, 40).await;
+    world.fixture().expire().await;
+    let mut second = subscribe(&broker, "billing").await;
+    assert_eq!(numbers(&receive(&mut second, 40).await), up_to(40));
+    first.acknowledge(&positions(&late)).await.expect("it is not an error to be late");
+    second.close().await;
+    drop(first);
+    let mut third = subscribe(&broker, "billing").await;
+    assert_eq!(numbers(&receive(&mut third, 40).await), up_to(40));
+}
+
+/// Subscription 5: from there on everything comes again, and nothing before it.
+pub async fn what_was_given_back_comes_again_with_all_after_it(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 1, 0, 10).await;
+    let mut subscription = subscribe(&broker, "billing").await;
+    let deliveries = receive(&mut subscription, 10).await;
+    assert!(nothing_comes(&mut subscription).await, "nothing comes twice by itself");
+    subscription.acknowledge(&positions(&deliveries[..3])).await.expect("an acknowledgement is taken");
+    subscription.give_back(&[deliveries[6].position]).await.expect("messages can be given back");
+    assert_eq!(numbers(&receive(&mut subscription, 4).await), [6, 7, 8, 9]);
+    // What is acknowledged stays so.
+    subscription.give_back(&[deliveries[1].position]).await.expect("messages can be given back");
+    assert_eq!(numbers(&receive(&mut subscription, 7).await), [3, 4, 5, 6, 7, 8, 9]);
+}
+
+/// Subscription 6: who comes late has missed nothing that is kept.
+pub async fn a_new_group_starts_at_the_oldest_message(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 4, 0, 20).await;
+    let mut late = subscribe(&broker, "late").await;
+    assert_eq!(numbers(&receive(&mut late, 20).await), up_to(20));
+    publish(&broker, 4, 20, 4).await;
+    assert_eq!(numbers(&receive(&mut late, 4).await), [20, 21, 22, 23]);
+}
+
+/// Dropping a `receive` that has not answered loses no message.
+pub async fn a_receive_that_was_dropped_loses_nothing(world: World) {
+    let broker = world.open().await;
+    let mut subscription = subscribe(&broker, "billing").await;
+    let mut deliveries = Vec::new();
+    for round in 0..20 {
+        publish(&broker, 4, round * 4, 4).await;
+        // Sometimes before the look, sometimes within it, sometimes after.
+        let patience = Duration::from_micros(u64::try_from(round).expect("a small number") * 250);
+        if let Ok(more) = tokio::time::timeout(patience, subscription.receive(100)).await {
+            deliveries.extend(more.expect("messages can be received"));
+        }
+    }
+    let missing = 80 - deliveries.len();
+    deliveries.extend(receive(&mut subscription, missing).await);
+    assert_eq!(numbers(&deliveries), up_to(80));
+    assert_each_key_in_order(&deliveries);
+}
+
+/// Closing gives everything to the others without waiting for a lease.
+pub async fn a_closed_member_leaves_its_partitions_to_others(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 16, 0, 16).await;
+    let first = subscribe(&broker, "billing").await;
+    let mut second = subscribe(&broker, "billing").await;
+    first.close().await;
+    assert_eq!(numbers(&receive(&mut second, 16).await), up_to(16));
+}
