@@ -89,7 +89,10 @@ impl<'a> Settler<'a> {
                     ack_groups: groups(row, 3)?,
                     state: state(row, 4, true)?,
                 })
-            })?;
+            })
+            .optional()?;
+        // Somebody deleted the row by hand: there is nothing to write, and the rest of the batch goes on.
+        let Some(before) = before else { return Ok(()) };
         match verdict {
             Verdict::Sent { ack_groups } => self.sent(seq, &before, ack_groups),
             Verdict::Failed { error, retry_after, hold } => {
