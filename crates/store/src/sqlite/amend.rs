@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::inspect::{find, in_flight};
 use super::row::{between, groups, headers_json, millis, now, state, word};
-use super::tally::{Tally, Wait};
+use super::tally::{self, Tally, Wait};
 use super::{SqliteStore, hold};
 use crate::{Acknowledged, Amend, Edit, Error, Record, Retention};
 
@@ -309,7 +309,7 @@ fn outdated(connection: &Connection, from: i64, retention: &Retention) -> Result
     Ok((old, if looked == LOOK { next } else { 0 }))
 }
 
-/// Forgets the oldest idempotency keys. They stand in the order of writing.
+/// Forgets the oldest idempotency keys, which stand in the order of writing, and mends the counters.
 async fn forget_keys(store: &SqliteStore, keep: Duration) -> Result<u64, Error> {
     store
         .file
@@ -328,6 +328,7 @@ async fn forget_keys(store: &SqliteStore, keep: Duration) -> Result<u64, Error> 
                     .prepare_cached("DELETE FROM idempotency_keys WHERE position = ?1")?
                     .execute([position])?;
             }
+            tally::mend(connection)?;
             Ok(old.len() as u64)
         })
         .await

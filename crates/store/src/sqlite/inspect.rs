@@ -269,7 +269,12 @@ fn counts(connection: &Connection) -> Result<Counts, Error> {
             })
         },
     )?;
-    counts.oldest_age = oldest(connection)?.map(|written_at| between(written_at, now));
+    let oldest = oldest(connection)?;
+    if oldest.is_none() {
+        // Numbers that a writer drew and did not use look like messages; here it is known that none is left.
+        counts.pending = 0;
+    }
+    counts.oldest_age = oldest.map(|written_at| between(written_at, now));
     counts.write_to_sent = latency(connection, Wait::WriteToSent)?;
     counts.sent_to_acknowledged = latency(connection, Wait::SentToAcknowledged)?;
     Ok(counts)
