@@ -197,7 +197,7 @@ async fn what_the_application_rolls_back_was_never_written() {
 mod sqlx_adapter {
     use sqlx::{Connection, SqliteConnection};
     use store::sqlite::sqlx as adapter;
-    use store::{Arrival, Inbox};
+    use store::{Arrival, Inbox, Verdict};
 
     use super::*;
 
@@ -243,6 +243,31 @@ mod sqlx_adapter {
         }
         let counts = store.inbox_counts("billing").await.unwrap();
         assert_eq!((counts.processed, counts.duplicates), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn an_acknowledgement_counts_only_for_what_was_sent_to_that_group() {
+        let place = Place::new();
+        let store = place.open();
+        let mut connection = connect(&place).await;
+        let message = Message::new("orders", "1").key("k");
+        store.append(vec![message.clone().into()]).await.unwrap();
+        adapter::acknowledge(&mut connection, "billing", message.id).await.unwrap();
+        assert_eq!(store.counts().await.unwrap().acknowledged_total, 0, "it was never sent");
+        let relay = relay(&store).await;
+        let asked = Verdict::Sent { ack_groups: vec!["billing".to_owned()] };
+        relay.settle_all(&relay.claim(1).await, &asked).await;
+        for group in ["audit", "billing", "billing"] {
+            let mut transaction = connection.begin().await.unwrap();
+            adapter::acknowledge(&mut transaction, group, message.id).await.unwrap();
+            transaction.commit().await.unwrap();
+        }
+        let found = store.record(message.id).await.unwrap().unwrap();
+        let groups: Vec<_> = found.acknowledgements.iter().map(|done| done.group.as_str()).collect();
+        assert_eq!(groups, ["billing"]);
+        assert_eq!(store.counts().await.unwrap().acknowledged_total, 1);
+        let filter = Filter { unacknowledged_by: Some("billing".to_owned()), ..Filter::default() };
+        assert!(store.list(&filter, ALL).await.unwrap().items.is_empty());
     }
 }
 

@@ -88,7 +88,8 @@ pub async fn once(
     Ok(marked == 1)
 }
 
-/// Acknowledges a message to its producer in the caller's transaction, when both share this database.
+/// Acknowledges a message to its producer in the caller's transaction, when both share this database. What was
+/// never sent, or asks other groups only, is left as it is.
 ///
 /// # Errors
 /// What sqlx says.
@@ -103,7 +104,10 @@ pub async fn acknowledge(
     let new = sqlx::query(
         "INSERT INTO acknowledgements (seq, grp, acknowledged_at)
          SELECT seq, ?1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)
-         FROM outbox_events WHERE id = ?2
+         FROM outbox_events e WHERE id = ?2
+         AND (ack_groups IS NULL OR ?1 IN (SELECT value FROM json_each(e.ack_groups)))
+         AND (status = 'sent'
+              OR EXISTS (SELECT 1 FROM batches b, json_each(b.seqs) j WHERE j.value = e.seq))
          ON CONFLICT DO NOTHING",
     )
     .bind(group)
