@@ -1,4 +1,5 @@
-//! The embedded broker on real files: what it keeps, in which order, and who may read it.
+//! The embedded broker's own: its file, its leases, its retention. What every broker keeps true is in
+//! `conformance.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -76,20 +77,6 @@ fn assert_each_key_in_order(deliveries: &[Delivery]) {
 }
 
 #[tokio::test]
-async fn each_key_arrives_in_the_order_it_was_published() {
-    let folder = TempDir::new().unwrap();
-    let broker = open(&folder);
-    for batch in 0..10 {
-        publish(&broker, "orders", 37, batch * 100, 100).await;
-    }
-    let mut subscription = subscribe(&broker, "billing").await;
-    let deliveries = receive_all(&mut subscription, 1_000).await;
-    assert_eq!(seqs(&deliveries), (0..1_000).collect());
-    assert_each_key_in_order(&deliveries);
-    assert!(nothing_comes(&mut subscription).await);
-}
-
-#[tokio::test]
 async fn every_part_of_a_message_arrives_as_it_was_sent() {
     let folder = TempDir::new().unwrap();
     let broker = open(&folder);
@@ -149,22 +136,6 @@ async fn an_oversized_message_is_rejected_alone_and_holds_only_its_key() {
 }
 
 #[tokio::test]
-async fn what_was_not_acknowledged_comes_again_after_a_crash() {
-    let folder = TempDir::new().unwrap();
-    let broker = open(&folder);
-    publish(&broker, "orders", 1, 0, 10).await;
-    let mut first = subscribe(&broker, "billing").await;
-    let deliveries = receive_all(&mut first, 10).await;
-    first.acknowledge(&positions(&deliveries[..4])).await.unwrap();
-    // Dropped without a farewell, as by a crash: its lease has to end first.
-    drop(first);
-    let mut second = subscribe(&broker, "billing").await;
-    let again = receive_all(&mut second, 6).await;
-    assert_eq!(again.iter().map(|d| d.seq.unwrap()).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9]);
-    assert_eq!(again[0].message.id, deliveries[4].message.id);
-}
-
-#[tokio::test]
 async fn a_restart_keeps_everything_and_waits_for_no_lease() {
     let folder = TempDir::new().unwrap();
     let long = Config { lease: Duration::from_secs(3_600), ..config(folder.path()) };
@@ -185,62 +156,6 @@ async fn a_restart_keeps_everything_and_waits_for_no_lease() {
     let rest = receive_all(&mut subscription, lag).await;
     assert_each_key_in_order(&rest);
     assert!(rest.len() >= 40 && seqs(&rest).contains(&59));
-}
-
-#[tokio::test]
-async fn what_was_given_back_comes_again_and_nothing_else_does() {
-    let folder = TempDir::new().unwrap();
-    let broker = open(&folder);
-    publish(&broker, "orders", 1, 0, 10).await;
-    let mut subscription = subscribe(&broker, "billing").await;
-    let deliveries = receive_all(&mut subscription, 10).await;
-    assert!(nothing_comes(&mut subscription).await);
-    subscription.acknowledge(&positions(&deliveries[..3])).await.unwrap();
-    subscription.give_back(&[deliveries[1].position, deliveries[6].position]).await.unwrap();
-    assert_eq!(seqs(&receive_all(&mut subscription, 7).await), (3..10).collect());
-    subscription.give_back(&positions(&deliveries[8..])).await.unwrap();
-    assert_eq!(seqs(&receive_all(&mut subscription, 2).await), (8..10).collect());
-}
-
-#[tokio::test]
-async fn two_members_share_and_never_overlap() {
-    let folder = TempDir::new().unwrap();
-    let (here, there) = (open(&folder), open(&folder));
-    let mut one = subscribe(&here, "billing").await;
-    let mut two = subscribe(&there, "billing").await;
-    let (mut of_one, mut of_two) = (Vec::new(), Vec::new());
-    let mut sent = 0;
-    // The first gives up half once it hears of the second; from then on both get something of each round.
-    for _ in 0..1_000 {
-        publish(&here, "orders", 64, sent, 64).await;
-        sent += 64;
-        let mut got = 0;
-        let (before_one, before_two) = (of_one.len(), of_two.len());
-        while got < 64 {
-            let (side, deliveries) = tokio::select! {
-                deliveries = one.receive(64) => (1, deliveries.unwrap()),
-                deliveries = two.receive(64) => (2, deliveries.unwrap()),
-            };
-            got += deliveries.len();
-            if side == 1 {
-                one.acknowledge(&positions(&deliveries)).await.unwrap();
-                of_one.extend(deliveries);
-            } else {
-                two.acknowledge(&positions(&deliveries)).await.unwrap();
-                of_two.extend(deliveries);
-            }
-        }
-        if of_one.len() > before_one && of_two.len() > before_two {
-            break;
-        }
-    }
-    assert!(!of_one.is_empty() && !of_two.is_empty(), "both had a part");
-    assert!(seqs(&of_one).is_disjoint(&seqs(&of_two)));
-    assert_eq!(of_one.len() + of_two.len(), usize::try_from(sent).unwrap());
-    assert_each_key_in_order(&of_one);
-    assert_each_key_in_order(&of_two);
-    let groups = &here.topics().await.unwrap()[0].groups;
-    assert_eq!((groups[0].lag, groups[0].members), (0, 2));
 }
 
 #[tokio::test]
