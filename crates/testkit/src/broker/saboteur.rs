@@ -198,7 +198,7 @@ impl Subscription for Member {
         loop {
             let mut deliveries = self.subscription.receive(max).await?;
             if self.breaks(Sabotage::LosesOnCancel) {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
             }
             deliveries.retain(|delivery| self.gets(delivery));
             if deliveries.is_empty() {
