@@ -18,7 +18,6 @@ mod error;
 mod inspect;
 mod keeper;
 mod member;
-mod presence;
 mod publish;
 mod receive;
 mod retain;
@@ -28,6 +27,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, RwLock};
 
+use sqlite::Presence;
 use tokio::sync::watch;
 
 pub use config::Config;
@@ -35,7 +35,6 @@ pub use error::Error;
 pub use inspect::{GroupView, TopicView};
 
 use keeper::Keeper;
-use presence::Presence;
 use publish::Topic;
 
 const MIGRATIONS: [sqlite::Migration; 1] =
@@ -75,7 +74,8 @@ impl Broker {
         let file = Arc::new(sqlite::File::open(&config.path, |connection| {
             sqlite::migrate(connection, "broker_migrations", &MIGRATIONS).map(drop)
         })?);
-        let presence = Arc::new(Presence::announce(&config.path)?);
+        let presence =
+            Arc::new(Presence::announce(&config.path).map_err(|error| Error::Presence(error.to_string()))?);
         let keeper = Keeper::start()?;
         keeper.spawn(retain::keep(Arc::clone(&file), config.retain));
         let inner =

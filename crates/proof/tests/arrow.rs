@@ -65,7 +65,7 @@ fn until(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) ->
 #[test]
 fn three_relays_share_the_lanes_and_a_dead_ones_move_within_its_lease() {
     let folder = tempfile::tempdir().expect("a folder");
-    let nemesis = Nemesis { lease: Duration::from_secs(2), ..nemesis(folder.path(), 40_000, 500) };
+    let nemesis = Nemesis { lease: Duration::from_secs(6), ..nemesis(folder.path(), 40_000, 500) };
     let relay = || nemesis.worker(&["--only", "relay"]).expect("a relay");
     let mut relays: Vec<Child> = (0..3).map(|_| relay()).collect();
     let store = until_open(folder.path());
@@ -87,8 +87,8 @@ fn three_relays_share_the_lanes_and_a_dead_ones_move_within_its_lease() {
         let (owners, held) = owners(&store);
         owners.len() == 2 && held == 16 && owners.is_subset(&before)
     });
-    // The lease, one eager beat of the others, and a noisy machine.
-    assert!(moved < Duration::from_secs(2 + 1 + 2), "the lanes took {moved:?} to move");
+    // The others look every third of a lease and see that its process is gone.
+    assert!(moved < Duration::from_secs(6), "the lanes took {moved:?} to move");
 
     for process in relays.into_iter().chain([others]) {
         assert!(wait(process).expect("it ends").success());

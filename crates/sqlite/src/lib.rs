@@ -10,6 +10,7 @@
 
 mod error;
 mod migrate;
+mod presence;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use rusqlite::{Connection, OpenFlags};
 
 pub use error::Error;
 pub use migrate::{Migration, migrate, pending};
+pub use presence::{Neighbours, Presence};
 use writer::Writer;
 
 /// How long a lock held by another process is waited for.

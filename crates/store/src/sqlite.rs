@@ -22,7 +22,7 @@ mod wake;
 
 use std::path::Path;
 use std::sync::atomic::AtomicI64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rusqlite::Connection;
 
@@ -39,6 +39,8 @@ pub struct SqliteStore {
     bell: Arc<tokio::sync::Notify>,
     /// The heartbeat's own connection: it must not wait behind the writer's queue.
     heart: Arc<Mutex<Connection>>,
+    /// Shows other processes that this one lives. Made by the first beat: those who only look hold no lanes.
+    presence: Arc<OnceLock<Option<sqlite::Presence>>>,
     /// How far retention has looked.
     cleaned: Arc<AtomicI64>,
 }
@@ -55,6 +57,7 @@ impl SqliteStore {
             file: Arc::new(file),
             bell: Arc::default(),
             heart: Arc::new(Mutex::new(heart)),
+            presence: Arc::default(),
             cleaned: Arc::default(),
         })
     }

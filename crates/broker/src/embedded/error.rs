@@ -31,13 +31,8 @@ pub enum Error {
         expected: &'static str,
     },
     /// The file that shows other processes that this one lives cannot be made.
-    #[error("cannot make the presence file {path}: {reason}")]
-    Presence {
-        /// Which.
-        path: String,
-        /// What the system says.
-        reason: String,
-    },
+    #[error("{0}")]
+    Presence(String),
     /// The thread that renews leases cannot be started.
     #[error("cannot start the thread that renews leases: {0}")]
     Thread(String),

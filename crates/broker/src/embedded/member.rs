@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use sqlite::{Neighbours, Presence};
 use tokio::sync::Notify;
 
-use super::presence::{Neighbours, Presence};
 use super::share::{self, Renewal, Renewed, Share, UNKNOWN};
 
 /// A partition in hand.

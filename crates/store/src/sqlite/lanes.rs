@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use message::{Event, Next, State, Status, step};
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use sqlite::{Neighbours, Presence};
 use uuid::Uuid;
 
 use super::row::{millis, now, optional_text, state, text, time, word};
@@ -18,10 +19,17 @@ const SLOTS: u16 = 1024;
 #[async_trait]
 impl Lanes for SqliteStore {
     async fn beat(&self, beat: &Beat) -> Result<Beaten, Error> {
+        let neighbours = self.neighbours();
+        let dead = neighbours.as_ref().map(Neighbours::dead).unwrap_or_default();
+        let presence = neighbours.as_ref().map(Neighbours::own);
         let mut heart = self.heart.lock().expect("no beat panics while it holds the connection");
         let transaction = heart.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let beaten = Heartbeat { connection: &transaction, now: now(&transaction)?, beat }.run()?;
+        bury(&transaction, &dead)?;
+        let beaten = Heartbeat { connection: &transaction, now: now(&transaction)?, beat, presence }.run()?;
         transaction.commit()?;
+        if let Some(neighbours) = neighbours {
+            neighbours.clear(&dead);
+        }
         Ok(beaten)
     }
 
@@ -99,6 +107,34 @@ impl Lanes for SqliteStore {
     }
 }
 
+impl SqliteStore {
+    /// The processes beside this one. Where none can be seen, leases alone decide.
+    fn neighbours(&self) -> Option<Neighbours> {
+        let announce = || {
+            Presence::announce(self.path())
+                .inspect_err(
+                    |error| tracing::warn!(%error, "a crash of this process will be noticed by its leases"),
+                )
+                .ok()
+        };
+        self.presence.get_or_init(announce).as_ref().map(Presence::neighbours)
+    }
+}
+
+/// Frees the lanes of processes that have ended: nobody is left who could use their leases.
+fn bury(connection: &Connection, presences: &[String]) -> Result<(), Error> {
+    for presence in presences {
+        connection
+            .prepare_cached(
+                "UPDATE lanes SET owner = NULL, lease_id = NULL, locked_until = 0
+                 WHERE owner IN (SELECT id FROM instances WHERE presence = ?1)",
+            )?
+            .execute([presence])?;
+        connection.prepare_cached("DELETE FROM instances WHERE presence = ?1")?.execute([presence])?;
+    }
+    Ok(())
+}
+
 /// How many lanes there are.
 pub(super) fn count(connection: &Connection) -> rusqlite::Result<u16> {
     setting(connection, "lanes")
@@ -134,6 +170,8 @@ struct Heartbeat<'a> {
     connection: &'a Connection,
     now: i64,
     beat: &'a Beat,
+    /// What this process is known by.
+    presence: Option<&'a str>,
 }
 
 impl Heartbeat<'_> {
@@ -142,10 +180,10 @@ impl Heartbeat<'_> {
         let until = self.now + millis(self.beat.lease);
         self.connection
             .prepare_cached(
-                "INSERT INTO instances (id, name, alive_until) VALUES (?1, ?2, ?3)
+                "INSERT INTO instances (id, name, presence, alive_until) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT DO UPDATE SET alive_until = excluded.alive_until",
             )?
-            .execute(params![owner, self.beat.instance.name, until])?;
+            .execute(params![owner, self.beat.instance.name, self.presence, until])?;
         self.connection
             .prepare_cached("DELETE FROM instances WHERE alive_until < ?1")?
             .execute([self.now])?;

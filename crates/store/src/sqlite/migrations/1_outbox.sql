@@ -77,6 +77,8 @@ INSERT INTO lanes (lane) SELECT lane FROM n;
 CREATE TABLE instances (
     id          TEXT PRIMARY KEY,
     name        TEXT NOT NULL,
+    -- The lock file that the system frees when the process ends.
+    presence    TEXT,
     alive_until INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 

@@ -1,35 +1,37 @@
 //! How processes on one machine notice that another one is dead without waiting for its leases to end.
 //!
-//! Each open broker holds the lock of a small file beside the database. The system frees the lock when the
-//! process ends, however it ends; whoever can take it knows that the members of that process are gone. A
-//! process that hangs keeps its lock: for it, the lease decides.
+//! Each process that holds leases also holds the lock of a small file beside the database. The system frees the
+//! lock when the process ends, however it ends; whoever can take it knows that its leases are nobody's. A process
+//! that hangs keeps its lock: for it, the lease decides.
 
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::Error;
-
-/// The lock that this process holds while its broker is open.
+/// The lock that this process holds while it lives.
 #[derive(Debug)]
-pub(super) struct Presence {
+pub struct Presence {
     neighbours: Neighbours,
-    /// Members that were not closed are left to whoever finds this unlocked.
+    /// What was not given back is left to whoever finds this unlocked.
     _lock: File,
 }
 
-/// The presences beside this process's own. Looking at them needs no lock, so whoever may outlive the broker for
-/// a moment has this and not the lock.
+/// The presences beside this process's own. Looking at them needs no lock, so whoever may outlive the lock for a
+/// moment has this instead.
 #[derive(Clone, Debug)]
-pub(super) struct Neighbours {
+pub struct Neighbours {
     folder: PathBuf,
     own: String,
 }
 
 impl Presence {
-    /// Shows that this process lives.
-    pub(super) fn announce(database: &Path) -> Result<Self, Error> {
+    /// Shows that this process lives, to all who use the database at this path.
+    ///
+    /// # Errors
+    /// When the file cannot be made or locked; says which.
+    pub fn announce(database: &Path) -> io::Result<Self> {
         let mut folder = database.as_os_str().to_owned();
         folder.push("-presence");
         let folder = PathBuf::from(folder);
@@ -43,26 +45,27 @@ impl Presence {
             fs::rename(&hidden, folder.join(&name))?;
             Ok(file)
         };
-        let file = announce().map_err(|error: std::io::Error| Error::Presence {
-            path: folder.join(&name).display().to_string(),
-            reason: error.to_string(),
+        let file = announce().map_err(|error: io::Error| {
+            let path = folder.join(&name);
+            io::Error::new(error.kind(), format!("cannot make the presence file {}: {error}", path.display()))
         })?;
         Ok(Self { neighbours: Neighbours { folder, own: name }, _lock: file })
     }
 
-    pub(super) fn neighbours(&self) -> Neighbours {
+    /// The others.
+    pub fn neighbours(&self) -> Neighbours {
         self.neighbours.clone()
     }
 }
 
 impl Neighbours {
-    /// What members of this process are known by.
-    pub(super) fn own(&self) -> &str {
+    /// What this process is known by.
+    pub fn own(&self) -> &str {
         &self.own
     }
 
     /// The presences whose processes have ended. Their files stay until [`clear`](Self::clear).
-    pub(super) fn dead(&self) -> Vec<String> {
+    pub fn dead(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
         entries
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -76,8 +79,8 @@ impl Neighbours {
         file.try_lock().is_ok()
     }
 
-    /// Removes the files of presences whose members are gone from the database.
-    pub(super) fn clear(&self, dead: &[String]) {
+    /// Removes the files of presences of which the database knows nothing any more.
+    pub fn clear(&self, dead: &[String]) {
         for name in dead {
             // Another process may have been faster.
             let _ = fs::remove_file(self.folder.join(name));
