@@ -1,8 +1,8 @@
 //! A failing destination is not a failing message: while one is down, nothing is claimed for it.
 //!
 //! A breaker belongs to a broker (it cannot be reached) or to a topic (nothing could be stored there). Open,
-//! it lets a single probe through now and then; a probe that is confirmed closes it, slowly, so that a
-//! destination that has just come back is not run over by the backlog.
+//! it lets single messages through now and then, one for each topic and train, as probes; one that is confirmed
+//! closes it, slowly, so that a destination that has just come back is not run over by the backlog.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -14,8 +14,8 @@ const FIRST_PROBE: Duration = Duration::from_millis(500);
 /// The longest wait between probes: a destination that is back must not wait long.
 const LAST_PROBE: Duration = Duration::from_secs(15);
 
-/// A probe whose outcome never came back stops counting after this.
-const PROBE_LIMIT: Duration = Duration::from_secs(60);
+/// A breaker that nobody had a message for in this long is forgotten.
+const FORGOTTEN: Duration = Duration::from_secs(10 * 60);
 
 /// How long a topic may be misconfigured before its messages are Dead.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,10 +56,8 @@ struct Breaker {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Nothing passes until then.
+    /// Nothing passes until then, and single messages after it.
     Open { until: Instant },
-    /// One train has a probe on its way.
-    Probing { until: Instant },
     /// Coming back: so many pass in a turn.
     Returning { limit: usize },
 }
@@ -70,16 +68,12 @@ pub(crate) struct Breakers(Mutex<BTreeMap<Destination, Breaker>>);
 
 /// What a train may claim right now.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Gates {
-    limits: BTreeMap<Destination, usize>,
-    /// The destinations that this turn probes.
-    pub(crate) probes: Vec<Destination>,
-}
+pub(crate) struct Gates(BTreeMap<Destination, usize>);
 
 impl Gates {
     /// How many messages may pass to this destination.
     pub(crate) fn limit(&self, destination: &Destination) -> usize {
-        self.limits.get(destination).copied().unwrap_or(usize::MAX)
+        self.0.get(destination).copied().unwrap_or(usize::MAX)
     }
 }
 
@@ -88,41 +82,27 @@ impl Breakers {
         self.0.lock().expect("nothing panics while it holds the breakers")
     }
 
-    /// What may pass now. A probe that is due is given to whoever asks first.
+    /// What may pass now.
     pub(crate) fn gates(&self, now: Instant) -> Gates {
-        let mut gates = Gates::default();
-        for (destination, breaker) in self.all().iter_mut() {
-            let limit = match breaker.state {
-                State::Returning { limit } => limit,
-                State::Open { until } | State::Probing { until } if until <= now => {
-                    breaker.state = State::Probing { until: now + PROBE_LIMIT };
-                    gates.probes.push(destination.clone());
-                    if breaker.expiring { usize::MAX } else { 1 }
-                }
-                State::Open { .. } | State::Probing { .. } => 0,
-            };
-            gates.limits.insert(destination.clone(), limit);
-        }
-        gates
+        let mut all = self.all();
+        all.retain(|_, breaker| !matches!(breaker.state, State::Open { until } if until + FORGOTTEN < now));
+        let limit = |breaker: &Breaker| match breaker.state {
+            State::Returning { limit } => limit,
+            State::Open { until } if until > now => 0,
+            State::Open { .. } if breaker.expiring => usize::MAX,
+            State::Open { .. } => 1,
+        };
+        Gates(all.iter().map(|(destination, breaker)| (destination.clone(), limit(breaker))).collect())
     }
 
-    /// The turn found nothing to probe with: the next one may try.
-    pub(crate) fn unused(&self, destination: &Destination, now: Instant) {
-        if let Some(breaker) = self.all().get_mut(destination)
-            && matches!(breaker.state, State::Probing { .. })
-        {
-            breaker.state = State::Open { until: now };
-        }
-    }
-
-    /// The wait until the next probe is due, if one is outstanding.
+    /// The wait until the next probe is due. One that is due already waits for a message, not for time.
     pub(crate) fn next_probe(&self, now: Instant) -> Option<Duration> {
         let all = self.all();
         let waits = all.values().filter_map(|breaker| match breaker.state {
-            State::Open { until } | State::Probing { until } => Some(until.saturating_duration_since(now)),
+            State::Open { until } => until.checked_duration_since(now),
             State::Returning { .. } => None,
         });
-        waits.min()
+        waits.filter(|wait| !wait.is_zero()).min()
     }
 
     /// The destination took a message.
@@ -131,7 +111,7 @@ impl Breakers {
         let Some(breaker) = all.get_mut(destination) else { return };
         let limit = match breaker.state {
             State::Returning { limit } => limit.saturating_mul(4),
-            State::Open { .. } | State::Probing { .. } => {
+            State::Open { .. } => {
                 tracing::info!(?destination, down_for = ?breaker.since.elapsed(), "the destination is back");
                 SLOW_START
             }
@@ -157,10 +137,14 @@ impl Breakers {
                 expiring: false,
             }
         });
+        error.clone_into(&mut breaker.error);
+        if matches!(breaker.state, State::Open { until } if until > now) && !expired {
+            // Another train's probe failed a moment ago: that is the same news.
+            return;
+        }
         let wait = FIRST_PROBE.saturating_mul(1 << breaker.failures.min(16)).min(LAST_PROBE);
         let jitter = wait.mul_f64(rand::random::<f64>() / 4.0);
         breaker.failures = breaker.failures.saturating_add(1);
-        error.clone_into(&mut breaker.error);
         breaker.expiring = expired;
         breaker.state = State::Open { until: if expired { now } else { now + wait + jitter } };
     }
@@ -198,13 +182,26 @@ mod tests {
     }
 
     #[test]
-    fn an_open_breaker_lets_one_probe_through_when_its_wait_is_over() {
+    fn an_open_breaker_lets_single_messages_through_when_its_wait_is_over() {
         let (breakers, main, now) = down();
         assert_eq!(breakers.gates(now).limit(&main), 0);
-        let later = now + LAST_PROBE * 2;
-        let gates = breakers.gates(later);
-        assert_eq!((gates.limit(&main), gates.probes.len()), (1, 1));
-        assert_eq!(breakers.gates(later).limit(&main), 0, "the other trains wait for that probe");
+        assert_eq!(breakers.gates(now + LAST_PROBE * 2).limit(&main), 1);
+    }
+
+    #[test]
+    fn two_trains_that_fail_together_wait_once() {
+        let (breakers, main, now) = down();
+        let wait = breakers.next_probe(now);
+        breakers.failed(&main, "refused", false, now);
+        assert_eq!(breakers.next_probe(now), wait);
+    }
+
+    #[test]
+    fn a_probe_that_finds_no_message_costs_no_turns_and_is_forgotten_in_the_end() {
+        let (breakers, main, now) = down();
+        assert_eq!(breakers.next_probe(now + LAST_PROBE * 2), None);
+        assert_eq!(breakers.gates(now + LAST_PROBE * 2 + FORGOTTEN).limit(&main), usize::MAX);
+        assert!(breakers.views().is_empty());
     }
 
     #[test]
@@ -233,15 +230,6 @@ mod tests {
         assert!(limits.windows(2).all(|pair| pair[1] >= pair[0]));
         assert_eq!(limits[8], usize::MAX);
         assert!(breakers.views().is_empty());
-    }
-
-    #[test]
-    fn a_probe_with_nothing_to_send_may_be_tried_again_at_once() {
-        let (breakers, main, now) = down();
-        let later = now + LAST_PROBE * 2;
-        assert_eq!(breakers.gates(later).probes.len(), 1);
-        breakers.unused(&main, later);
-        assert_eq!(breakers.gates(later).probes, [main]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use store::{Beat, Beaten, TopicRule};
 use tokio::sync::{Notify, oneshot};
 
+use crate::leases::Complainant;
 use crate::{Route, Shared};
 
 /// While lanes are missing or being given up, the store is asked this often at least.
@@ -72,6 +73,7 @@ async fn beat(shared: &Arc<Shared>) -> Option<Beaten> {
     };
     match shared.store.beat(&beat).await {
         Ok(beaten) => {
+            shared.leases.well(Complainant::Heart);
             let lost = shared.leases.update(&beaten, asked, shared.settings.lease);
             if !lost.is_empty() {
                 tracing::warn!(lanes = ?lost, "lost lanes to another relay: their lease ran out");
@@ -91,7 +93,7 @@ async fn beat(shared: &Arc<Shared>) -> Option<Beaten> {
         }
         Err(error) => {
             tracing::warn!(%error, "could not renew the leases; trying again");
-            shared.leases.unanswered(error.to_string());
+            shared.leases.complain(Complainant::Heart, error.to_string());
             None
         }
     }

@@ -20,7 +20,15 @@ struct Held {
 struct Book {
     held: BTreeMap<u16, Held>,
     instances: usize,
-    problem: Option<String>,
+    /// What the heartbeat last complained of, and each train.
+    problems: BTreeMap<Complainant, String>,
+}
+
+/// Who cannot work: each clears its own complaint, and only that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Complainant {
+    Heart,
+    Train(usize),
 }
 
 /// Shared by the heartbeat, which fills it, and the trains, which live by it.
@@ -56,13 +64,26 @@ impl Leases {
         }
         book.held = held;
         book.instances = beaten.instances;
-        book.problem = None;
         lost
     }
 
-    /// The store did not answer.
-    pub(crate) fn unanswered(&self, problem: String) {
-        self.book().problem = Some(problem);
+    /// Somebody cannot work.
+    pub(crate) fn complain(&self, who: Complainant, problem: String) {
+        self.book().problems.insert(who, problem);
+    }
+
+    /// Somebody can work again.
+    pub(crate) fn well(&self, who: Complainant) {
+        self.book().problems.remove(&who);
+    }
+
+    /// Takes these lanes out of the book at once, whatever is in flight on them.
+    pub(crate) fn abandon(&self, mine: impl Fn(u16) -> bool) -> Vec<Lease> {
+        let mut book = self.book();
+        let gone: Vec<Lease> =
+            book.held.values().map(|held| held.lease).filter(|lease| mine(lease.lane)).collect();
+        book.held.retain(|lane, _| !mine(*lane));
+        gone
     }
 
     /// The leases of these lanes on which work may start.
@@ -101,7 +122,7 @@ impl Leases {
 
     pub(crate) fn report(&self) -> (Vec<u16>, usize, Option<String>) {
         let book = self.book();
-        (book.held.keys().copied().collect(), book.instances, book.problem.clone())
+        (book.held.keys().copied().collect(), book.instances, book.problems.values().next().cloned())
     }
 }
 

@@ -36,7 +36,6 @@ use breaker::Breakers;
 use heart::Heart;
 use leases::Leases;
 use route::Routes;
-use train::Train;
 
 /// Which groups must acknowledge a topic whose writer named none.
 pub type Groups = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
@@ -137,7 +136,7 @@ impl Relay {
         });
         let mut trains = JoinSet::new();
         for number in 0..shared.settings.trains.max(1) {
-            trains.spawn(Train::new(number, shared.clone()).run());
+            trains.spawn(train::supervise(number, shared.clone()));
         }
         let bell = tokio::spawn(listen(shared.clone()));
         let heart = Heart::start(shared.clone());
@@ -185,8 +184,8 @@ impl Running {
     /// A drain that is dropped stops the relay like a crash.
     pub async fn drain(mut self) {
         self.shared.stopping.send_replace(true);
-        let trains = std::mem::take(&mut self.trains);
-        let finish = async move { trains.join_all().await };
+        let mut trains = std::mem::take(&mut self.trains);
+        let finish = async move { while trains.join_next().await.is_some() {} };
         if tokio::time::timeout(self.shared.settings.drain, finish).await.is_err() {
             tracing::warn!("the drain took too long: what is still in flight is left to others");
         }

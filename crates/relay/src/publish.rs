@@ -1,10 +1,12 @@
 //! Publishing what was claimed: grouped by broker, each key in order, one outcome for each message.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{Outcome, Outgoing};
+use futures::FutureExt;
 use message::Order;
 use store::{Batch, Claimed};
 
@@ -71,29 +73,30 @@ pub(crate) fn loads(
 }
 
 impl Load {
-    /// Publishes everything and returns the outcomes. `until`: when the shortest lease among them ends; nothing
-    /// is sent after that, because another relay may be sending it by then.
-    pub(crate) async fn publish(mut self, batches: &[Batch], until: Instant) -> Vec<(Place, Outcome)> {
+    /// Publishes everything and returns the outcomes. `lease` says until when the shortest lease among them stands:
+    /// nothing is sent after that, because another relay may be sending it by then.
+    pub(crate) async fn publish(
+        mut self,
+        batches: &[Batch],
+        lease: impl Fn() -> Option<Instant>,
+    ) -> Vec<(Place, Outcome)> {
         let mut done = Vec::with_capacity(self.places.len());
         let mut blocked: HashSet<(&str, &str)> = HashSet::new();
         while !self.places.is_empty() {
+            if lease().is_none() {
+                tracing::warn!(
+                    messages = self.places.len(),
+                    "the lease ended before these were sent: giving them back"
+                );
+                done.extend(self.places.drain(..).map(|place| (place, Outcome::Held)));
+                break;
+            }
             let call = self.next_call(batches, &mut blocked, &mut done);
             if call.is_empty() {
                 continue;
             }
-            let outgoing = call.iter().map(|place| outgoing(at(batches, *place))).collect::<Vec<_>>();
-            let sending = self.way.route.publisher.publish(outgoing);
-            let outcomes = match tokio::time::timeout_at(until.into(), sending).await {
-                Ok(outcomes) if outcomes.len() == call.len() => outcomes,
-                Ok(outcomes) => {
-                    let error = format!("the broker answered {} of {} messages", outcomes.len(), call.len());
-                    vec![Outcome::Unconfirmed { error }; call.len()]
-                }
-                Err(_) => {
-                    let error = "the broker did not answer before the lease ended".to_owned();
-                    vec![Outcome::Unconfirmed { error }; call.len()]
-                }
-            };
+            let outgoing = call.iter().map(|place| outgoing(at(batches, *place))).collect();
+            let outcomes = self.call(outgoing, &lease).await;
             for (place, outcome) in call.into_iter().zip(outcomes) {
                 if outcome != Outcome::Confirmed
                     && let Some(key) = self.ordered_key(at(batches, place))
@@ -104,6 +107,35 @@ impl Load {
             }
         }
         done
+    }
+
+    /// One call to the broker: one outcome for each message, whatever the publisher does.
+    async fn call(&self, outgoing: Vec<Outgoing>, lease: impl Fn() -> Option<Instant>) -> Vec<Outcome> {
+        let count = outgoing.len();
+        let unconfirmed = |error: String| vec![Outcome::Unconfirmed { error }; count];
+        let sending = AssertUnwindSafe(self.way.route.publisher.publish(outgoing)).catch_unwind();
+        tokio::pin!(sending);
+        loop {
+            // The heartbeat goes on renewing while the broker takes its time.
+            let until = lease().unwrap_or_else(Instant::now);
+            let answer = tokio::select! {
+                answer = &mut sending => answer,
+                () = tokio::time::sleep_until(until.into()) => match lease() {
+                    Some(later) if later > until => continue,
+                    _ => return unconfirmed("the broker did not answer before the lease ended".to_owned()),
+                },
+            };
+            return match answer {
+                Ok(outcomes) if outcomes.len() == count => outcomes,
+                Ok(outcomes) => {
+                    unconfirmed(format!("the broker answered {} of {count} messages", outcomes.len()))
+                }
+                Err(_) => {
+                    tracing::error!(broker = self.way.route.broker, "the publisher panicked");
+                    unconfirmed("the publisher panicked".to_owned())
+                }
+            };
+        }
     }
 
     /// The key by which this message is kept in order, if it is.

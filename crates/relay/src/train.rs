@@ -1,15 +1,18 @@
 //! A train: settles its last batches, claims the next, publishes them, and again.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::Outcome;
+use futures::FutureExt;
 use futures::future::join_all;
 use store::{Batch, ClaimOrder, Lease, Settlement, TopicRule, Turn, Verdict};
 use tokio::sync::watch;
 
 use crate::breaker::{Destination, Gates};
+use crate::leases::Complainant;
 use crate::publish::{Load, Outcomes, loads};
 use crate::verdict::{Circumstances, judge};
 use crate::{Route, Shared};
@@ -17,10 +20,38 @@ use crate::{Route, Shared};
 /// The first wait of a train that found nothing; doubled each time, up to the poll interval.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
 
+/// The wait before a train that panicked starts again.
+const PANICKED: Duration = Duration::from_secs(1);
+
 /// The wait after the store failed; doubled each time.
 const STORE_WAIT: Duration = Duration::from_millis(20);
 
-pub(crate) struct Train {
+/// Runs a train for as long as the relay lives. One that panics leaves its batches as a crash would: its lanes are
+/// given up at once, so that whoever takes them finds the orphans, and a new train starts.
+pub(crate) async fn supervise(number: usize, shared: Arc<Shared>) {
+    while AssertUnwindSafe(Train::new(number, shared.clone()).run()).catch_unwind().await.is_err() {
+        tracing::error!(
+            train = number,
+            "a train of the relay panicked: its lanes are given up and it starts again"
+        );
+        let leases = shared.leases.abandon(lanes_of(number, &shared));
+        if let Err(error) = shared.store.release(&leases).await {
+            tracing::warn!(%error, "could not give lanes back: they free themselves when their lease ends");
+        }
+        if *shared.stopping.borrow() {
+            return;
+        }
+        tokio::time::sleep(PANICKED).await;
+    }
+}
+
+/// The lanes that a train works on.
+fn lanes_of(number: usize, shared: &Shared) -> impl Fn(u16) -> bool + use<> {
+    let trains = shared.settings.trains.max(1);
+    move |lane| usize::from(lane) % trains == number
+}
+
+struct Train {
     number: usize,
     shared: Arc<Shared>,
     wake: watch::Receiver<u64>,
@@ -29,17 +60,16 @@ pub(crate) struct Train {
 }
 
 impl Train {
-    pub(crate) fn new(number: usize, shared: Arc<Shared>) -> Self {
+    fn new(number: usize, shared: Arc<Shared>) -> Self {
         let (wake, stopping) = (shared.wake.subscribe(), shared.stopping.subscribe());
         Self { number, shared, wake, stopping, idle: FIRST_WAIT }
     }
 
-    pub(crate) async fn run(mut self) {
+    async fn run(mut self) {
         let mut settlements = Vec::new();
         loop {
             self.wake.borrow_and_update();
-            let (turn, gates) = self.turn(&mut settlements).await;
-            self.unused_probes(&gates, &turn.batches);
+            let turn = self.turn(&mut settlements).await;
             self.leave(&turn.batches).await;
             if !turn.batches.is_empty() {
                 fail::fail_point!("relay::claimed");
@@ -55,16 +85,15 @@ impl Train {
     }
 
     fn mine(&self) -> impl Fn(u16) -> bool + use<> {
-        let (number, trains) = (self.number, self.shared.settings.trains.max(1));
-        move |lane| usize::from(lane) % trains == number
+        lanes_of(self.number, &self.shared)
     }
 
     /// One turn with the store, however long the store needs to be there.
-    async fn turn(&self, settlements: &mut Vec<Settlement>) -> (Turn, Gates) {
+    async fn turn(&self, settlements: &mut Vec<Settlement>) -> Turn {
         let mut wait = STORE_WAIT;
         loop {
             let gates = self.shared.breakers.gates(Instant::now());
-            let order = (!*self.stopping.borrow()).then(|| self.order(gates.clone()));
+            let order = (!*self.stopping.borrow()).then(|| self.order(gates));
             let settled = settlements.len();
             match self.shared.store.turn(settlements.clone(), order).await {
                 Ok(turn) => {
@@ -78,16 +107,17 @@ impl Train {
                             "another relay owns these lanes by now: what was sent may be sent again"
                         );
                     }
-                    return (turn, gates);
+                    self.shared.leases.well(Complainant::Train(self.number));
+                    return turn;
                 }
                 Err(error) if error.is_transient() || !*self.stopping.borrow() => {
                     tracing::warn!(%error, settlements = settled, "the store does not answer; trying again");
-                    self.shared.leases.unanswered(error.to_string());
+                    self.shared.leases.complain(Complainant::Train(self.number), error.to_string());
                 }
                 Err(error) => {
                     tracing::error!(%error, "leaving with unsettled batches: they are sent again by others");
                     settlements.clear();
-                    return (Turn::default(), gates);
+                    return Turn::default();
                 }
             }
             tokio::time::sleep(wait).await;
@@ -114,24 +144,6 @@ impl Train {
         }
     }
 
-    /// Probes that were ours to make and for which there was no message.
-    fn unused_probes(&self, gates: &Gates, batches: &[Batch]) {
-        if gates.probes.is_empty() {
-            return;
-        }
-        let messages = || batches.iter().flat_map(|batch| &batch.messages);
-        let topics: HashSet<&str> = messages().map(|claimed| claimed.message.topic.as_str()).collect();
-        let used = |destination: &Destination| match destination {
-            Destination::Topic(topic) => topics.contains(topic.as_str()),
-            Destination::Broker(name) => topics
-                .iter()
-                .any(|topic| self.shared.routes.of(topic).is_some_and(|way| way.route.broker == *name)),
-        };
-        for destination in gates.probes.iter().filter(|destination| !used(destination)) {
-            self.shared.breakers.unused(destination, Instant::now());
-        }
-    }
-
     /// Gives back the lanes that others should have, once nothing of ours is in flight on them.
     async fn leave(&self, batches: &[Batch]) {
         let busy = |lane| batches.iter().any(|batch| batch.lease.lane == lane);
@@ -148,7 +160,6 @@ impl Train {
     async fn wait(&mut self, next_due: Option<Duration>) {
         let mut wait = self.idle.min(self.shared.settings.poll);
         for sooner in [next_due, self.shared.breakers.next_probe(Instant::now())].into_iter().flatten() {
-            // Never less than the first wait: a probe that finds no message would turn in circles.
             wait = wait.min(sooner.max(FIRST_WAIT));
         }
         tokio::select! {
@@ -161,29 +172,23 @@ impl Train {
     /// Publishes the batches whose lease stands and says what is to be written of each message.
     async fn publish(&self, batches: Vec<Batch>) -> Vec<Settlement> {
         let mut outcomes = Outcomes::new(&batches);
-        let until = batches.iter().map(|batch| self.shared.leases.until(&batch.lease)).min().flatten();
-        if let Some(until) = until {
-            let route = |topic: &str| self.shared.routes.of(topic).cloned();
-            let loads = loads(&batches, route, &mut outcomes);
-            let alive = self.send(loads, &batches, until, &mut outcomes).await;
-            return self.judge(&batches, &mut outcomes, &alive);
-        }
-        tracing::warn!("a lease ended before its batch was sent: giving it back");
-        self.judge(&batches, &mut outcomes, &HashSet::new())
+        let route = |topic: &str| self.shared.routes.of(topic).cloned();
+        let loads = loads(&batches, route, &mut outcomes);
+        let alive = self.send(loads, &batches, &mut outcomes).await;
+        self.judge(&batches, &mut outcomes, &alive)
+    }
+
+    /// Until when all leases of these batches certainly stand, if they do.
+    fn lease_of(&self, batches: &[Batch]) -> Option<Instant> {
+        batches.iter().map(|batch| self.shared.leases.until(&batch.lease)).min().flatten()
     }
 
     /// Sends all loads side by side and tells the breakers. Answers the brokers that confirmed anything.
-    async fn send(
-        &self,
-        loads: Vec<Load>,
-        batches: &[Batch],
-        until: Instant,
-        outcomes: &mut Outcomes,
-    ) -> HashSet<String> {
+    async fn send(&self, loads: Vec<Load>, batches: &[Batch], outcomes: &mut Outcomes) -> HashSet<String> {
         let mut alive = HashSet::new();
         let sending = loads.into_iter().map(|load| async {
             let broker = load.way.route.broker.clone();
-            (broker, load.publish(batches, until).await)
+            (broker, load.publish(batches, || self.lease_of(batches)).await)
         });
         for (broker, done) in join_all(sending).await {
             if done.iter().any(|(_, outcome)| *outcome == Outcome::Confirmed) {

@@ -34,10 +34,7 @@ pub(crate) fn judge(claimed: &Claimed, outcome: Outcome, circumstances: Circumst
             Verdict::Dead { reason: format!("Rejected: {error}"), error, attempted: true, hold: hold_dead }
         }
         Outcome::Deferred { error, after } => fail(claimed, policy, error, after, hold_failed, hold_dead),
-        Outcome::Unconfirmed { error } if alive || policy.count_outages => {
-            fail(claimed, policy, error, None, hold_failed, hold_dead)
-        }
-        Outcome::Unreachable { error } if policy.count_outages => {
+        Outcome::Unconfirmed { error } | Outcome::Unreachable { error } if alive || policy.count_outages => {
             fail(claimed, policy, error, None, hold_failed, hold_dead)
         }
         Outcome::Unconfirmed { error } | Outcome::Unreachable { error } => {

@@ -329,3 +329,82 @@ async fn the_number_of_lanes_changes_under_traffic_and_keeps_order() {
     }
     relay.drain().await;
 }
+
+/// A broker that takes its time, or falls over, before it does what the embedded one does.
+struct Slow {
+    broker: Broker,
+    each: Duration,
+    panics: Mutex<u32>,
+    calls: Mutex<Vec<Message>>,
+}
+
+#[async_trait]
+impl Publisher for Slow {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { ordered_batches: false, ..self.broker.guarantees() }
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
+        let panics = {
+            let mut left = self.panics.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let panics = *left > 0;
+            *left = left.saturating_sub(1);
+            panics
+        };
+        assert!(!panics, "on purpose");
+        tokio::time::sleep(self.each).await;
+        self.calls.lock().expect("no panic").extend(batch.iter().map(|outgoing| outgoing.message.clone()));
+        self.broker.publish(batch).await
+    }
+}
+
+fn slow(bench: &Bench, each: Duration, panics: u32) -> Arc<Slow> {
+    let (panics, calls) = (Mutex::new(panics), Mutex::default());
+    Arc::new(Slow { broker: bench.broker.clone(), each, panics, calls })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_takes_longer_than_the_lease_is_sent_once_while_the_lease_is_renewed() {
+    let bench = Bench::new();
+    let slow = slow(&bench, Duration::from_millis(100), 0);
+    // One key: one call after another, three seconds in all, under a lease of one.
+    let ids = bench.write((0..30).map(|n| order("k", n)).collect()).await;
+    let route = Route::new("main", &["*"], slow.clone());
+    let settings = Settings { lease: Duration::from_secs(1), ..Settings::default() };
+    let relay = Relay::start(bench.store.clone(), vec![route], settings);
+    bench.until_sent(30).await;
+    assert_eq!(slow.calls.lock().expect("no panic").len(), 30, "nothing was sent twice");
+    for id in ids {
+        assert_eq!(bench.record(id).await.state.attempts, 0);
+    }
+    relay.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_that_panics_stops_nothing_for_good() {
+    let bench = Bench::new();
+    let slow = slow(&bench, Duration::ZERO, 3);
+    bench.write((0..100).map(|n| order(&format!("k{n}"), n)).collect()).await;
+    let relay = bench.relay(slow, |_| {});
+    bench.until_sent(100).await;
+    relay.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_whose_code_panics_gives_up_its_lanes_and_goes_on() {
+    let bench = Bench::new();
+    bench.write((0..100).map(|n| order(&format!("k{n}"), n)).collect()).await;
+    let panics = std::sync::atomic::AtomicU32::new(2);
+    let groups = move |_: &str| {
+        assert!(
+            panics.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
+        );
+        Vec::new()
+    };
+    let settings =
+        Settings { lease: Duration::from_secs(3), groups: Arc::new(groups), ..Settings::default() };
+    let route = Route::new("main", &["*"], Arc::new(bench.broker.clone()));
+    let relay = Relay::start(bench.store.clone(), vec![route], settings);
+    bench.until_sent(100).await;
+    relay.drain().await;
+}
