@@ -5,5 +5,6 @@
 //! database: what the application committed against what the handler did.
 
 pub mod check;
+pub mod model;
 pub mod nemesis;
 pub mod worker;

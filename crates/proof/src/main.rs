@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
+use proof::model::{Bounds, Bug, explore, hunt};
 use proof::nemesis::{CRASH_POINTS, Nemesis};
 use proof::worker::Work;
 
@@ -38,6 +39,12 @@ enum Proof {
         #[arg(long, default_value = "2500ms", value_parser = humantime::parse_duration)]
         life: Duration,
     },
+    /// Explore every state of the protocol's models, and plant every fault in them.
+    Model {
+        /// Only what the tests explore.
+        #[arg(long)]
+        small: bool,
+    },
     /// Crash at every named point between claim and acknowledgement.
     Crash {
         /// Orders to commit.
@@ -68,6 +75,11 @@ fn main() -> Result<()> {
             println!("{killed} kills in {:.1?}: {report}", started.elapsed());
             report.verdict()
         }
+        Proof::Model { small } => {
+            model(small)?;
+            println!("in {:.1?}", started.elapsed());
+            Ok(())
+        }
         Proof::Crash { messages, times } => {
             for point in CRASH_POINTS {
                 let data = folder.path().join(point.replace(':', "-"));
@@ -80,4 +92,22 @@ fn main() -> Result<()> {
             Ok(())
         }
     }
+}
+
+fn model(small: bool) -> Result<()> {
+    let threads = std::thread::available_parallelism()?.get();
+    let large = if small { &[][..] } else { &Bounds::LARGE[..] };
+    let mut states = 0;
+    for bounds in Bounds::SMALL.iter().chain(large) {
+        let explored = explore(*bounds, threads);
+        println!("{explored}");
+        ensure!(explored.is_sound(), "the protocol does not keep its promises in `{}`", explored.name);
+        states += explored.states;
+    }
+    println!("{states} states without a violation");
+    for bug in Bug::ALL {
+        let (property, steps) = hunt(bug).with_context(|| format!("nobody notices {bug:?}"))?;
+        println!("{bug:?} breaks \"{property}\" in {} steps", steps.len());
+    }
+    Ok(())
 }
