@@ -195,6 +195,8 @@ macro_rules! store_cases {
 
             inbox::of_many_arrivals_of_an_id_one_is_done => CallsDuplicatesDone;
             inbox::ids_are_known_for_as_long_as_they_are_kept => ForgetsIdsEarly;
+            inbox::ids_are_forgotten_whatever_another_group_keeps => ForgetsNothing;
+            inbox::ids_of_a_group_without_a_consumer_are_forgotten_too => ForgetsNothing;
             inbox::work_mark_and_acknowledgement_are_one => AcknowledgesNothing;
             inbox::a_message_that_failed_leaves_no_trace_and_is_tried_again => MarksBeforeTheWork;
             inbox::a_parked_message_is_not_due_before_its_wait_is_over => IsAlwaysDue;
@@ -205,12 +207,16 @@ macro_rules! store_cases {
             inbox::a_reserved_message_is_nobody_elses => GrantsTwice;
             inbox::a_reservation_ends_with_its_lease => EndlessReservations;
             inbox::a_conclusion_with_an_old_token_changes_nothing => AcceptsOldTokens;
+            inbox::work_done_under_a_valid_token_is_done => DistrustsConclusions;
             inbox::an_id_that_returns_with_other_content_is_dead => ComparesIdsOnly;
 
             parked::later_messages_of_a_parked_key_are_done_after_it_in_order => IgnoresInboxOrder;
             parked::followers_of_a_dead_message_wait_where_the_rules_say_so => LetsInboxFollowersPass;
             parked::dropping_a_message_lets_its_followers_go => DropsInWords;
             parked::a_message_unparked_has_a_fresh_start => UnparksInWords;
+            parked::a_follower_unparked_waits_for_its_turn => IsAlwaysDue;
+            parked::dead_messages_of_a_key_unparked_together_keep_their_order => IgnoresInboxOrder;
+            parked::other_content_under_a_parked_id_is_refused => ComparesIdsOnly;
             parked::inbox_counts_agree_with_what_is_kept => MiscountsInbox;
 
             inspect::pages_have_no_gap_and_no_repeat => RepeatsPages;

@@ -166,12 +166,15 @@ pub struct InboxCounts {
 /// 3. A message that failed leaves no trace of its work; it is parked with its payload before the broker
 ///    may forget it, and is tried again when its wait is over.
 /// 4. With `ordered`, while a message of a topic and key is parked, later ones of it are parked behind it
-///    and are done after it, in order.
+///    and are done after it, in order; nobody's [`unpark`](Self::unpark) lets one pass another.
 /// 5. At the limit of its attempts, or when the handler says so, a message is Dead and stays with its error.
 /// 6. `Unavailable` changes nothing: no mark, no attempt.
 /// 7. A reservation ends with its lease; a conclusion with a token that is no longer valid changes nothing
-///    and answers [`Receipt::Busy`].
-/// 8. An id that returns with other content is not a duplicate: it is Dead, with that reason.
+///    and answers [`Receipt::Busy`]. With a valid one, `Done` is Done whatever happened to its key meanwhile:
+///    the work cannot be undone.
+/// 8. An id that returns with other content is not a duplicate: it is Dead, with that reason. The inbox keeps one
+///    message under an id: if it keeps one already, parked or Dead, that one stays as it is, and what came is
+///    refused with the same receipt.
 #[async_trait]
 pub trait Inbox: Send + Sync {
     /// Does `work` for each arrival in the transaction of its mark. After the first `Unavailable` the rest
@@ -210,7 +213,8 @@ pub trait Inbox: Send + Sync {
     /// What is parked or Dead in the inbox of the group.
     async fn parked(&self, group: &str, page: Page) -> Result<Paged<Parked>, Error>;
 
-    /// Gives a Dead or parked message of the inbox a fresh start now.
+    /// Gives a Dead or parked message of the inbox a fresh start: its attempts are forgotten and it is tried now,
+    /// or, while an earlier one of its key holds it back, in its turn.
     async fn unpark(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error>;
 
     /// Gives up a Dead or parked message of the inbox; what waited behind it goes on.
@@ -219,6 +223,10 @@ pub trait Inbox: Send + Sync {
     /// How the group is doing, without a scan.
     async fn inbox_counts(&self, group: &str) -> Result<InboxCounts, Error>;
 
-    /// Forgets ids older than `keep`, a bounded number at a time. Answers how many.
+    /// Forgets ids older than `keep`, a bounded number at a time, and reservations that have ended. Answers how
+    /// many ids; none are left to forget when that is 0.
+    ///
+    /// `keep` is remembered for the group, and each call also forgets what other groups no longer keep: a group
+    /// whose consumer is gone for good does not leave its ids behind.
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error>;
 }

@@ -1,5 +1,6 @@
 //! The inbox: the work of each message and its mark, in one transaction.
 
+mod forget;
 mod parked;
 mod work;
 
@@ -23,8 +24,8 @@ use crate::{
 use parked::Standing;
 pub use work::{SqlHandler, check_sql};
 
-/// Ids that are forgotten in one transaction.
-const FORGET: usize = 1_000;
+/// Why an id that returns with other content is not worked on.
+const OTHER_CONTENT: &str = "its id was used before for a message with other content";
 
 #[async_trait]
 impl Inbox for SqliteStore {
@@ -68,11 +69,8 @@ impl Inbox for SqliteStore {
                     if !desk.end_reservation(&arrival, token)? {
                         return Ok(Receipt::Busy);
                     }
-                    // A handler with a transaction of its own (`sqlx::once`) made the mark in it: done, not a duplicate.
-                    if handled == Handled::Done && desk.is_marked(&arrival)? {
-                        desk.unpark(&arrival)?;
-                        desk.acknowledge(&arrival)?;
-                        return Ok(Receipt::Done);
+                    if handled == Handled::Done {
+                        return desk.conclude_done(&arrival);
                     }
                     // Looked at again: the reservation kept others from working on it, not from parking it.
                     match desk.standing(&arrival)? {
@@ -105,7 +103,7 @@ impl Inbox for SqliteStore {
         self.file
             .write(move |connection| {
                 parked::unpark(connection, &group, id)?;
-                audit(connection, &actor, "inbox requeue", id, &format!("{{\"group\":\"{group}\"}}"))
+                audit(connection, &actor, "inbox requeue", id, &of_group(&group))
             })
             .await
     }
@@ -115,7 +113,7 @@ impl Inbox for SqliteStore {
         self.file
             .write(move |connection| {
                 parked::discard(connection, &group, id)?;
-                audit(connection, &actor, "inbox discard", id, &format!("{{\"group\":\"{group}\"}}"))
+                audit(connection, &actor, "inbox discard", id, &of_group(&group))
             })
             .await
     }
@@ -144,37 +142,17 @@ impl Inbox for SqliteStore {
 
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {
         let group = group.to_owned();
-        self.file
-            .write(move |connection| {
-                let oldest = now(connection)? - millis(keep);
-                let Some(group) = find_group(connection, &group)? else { return Ok(0) };
-                // Marks stand in the order in which they were made, all groups together.
-                let old: Vec<i64> = connection
-                    .prepare_cached(
-                        "SELECT position, processed_at, grp = ?2 FROM inbox_ids ORDER BY position LIMIT ?1",
-                    )?
-                    .query_map(params![FORGET, group], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
-                    .take_while(|row| !matches!(row, Ok((_, processed_at, _)) if *processed_at >= oldest))
-                    .filter(|row: &rusqlite::Result<(i64, i64, bool)>| !matches!(row, Ok((.., false))))
-                    .map(|row| row.map(|(position, ..)| position))
-                    .collect::<Result<_, _>>()?;
-                for position in &old {
-                    connection
-                        .prepare_cached("DELETE FROM inbox_ids WHERE position = ?1")?
-                        .execute([position])?;
-                }
-                Ok(old.len() as u64)
-            })
-            .await
+        self.file.write(move |connection| forget::ids(connection, &group, keep)).await
     }
 }
 
 impl SqliteStore {
     /// Runs `handler` for each arrival in the transaction of its mark, on the store's writer thread: for
-    /// handlers written in Rust against rusqlite. It should be quick; all other writers wait for it.
+    /// handlers written in Rust against rusqlite. It should be quick; all other writers wait for it. One that
+    /// panics fails its message and no other.
     ///
     /// # Errors
-    /// When the transaction fails; then nothing was done.
+    /// When the transaction fails, or the handler ended it; then nothing was done.
     pub async fn process_with(
         &self,
         group: &str,
@@ -218,6 +196,11 @@ impl SqliteStore {
             })
             .await
     }
+}
+
+/// What the audit says beside the message.
+fn of_group(group: &str) -> String {
+    serde_json::json!({ "group": group }).to_string()
 }
 
 /// The number of a group that has done something.
@@ -299,7 +282,15 @@ impl<'a> GroupDesk<'a> {
             return Ok(Receipt::Busy);
         }
         self.connection.prepare_cached("SAVEPOINT work")?.execute([])?;
-        let handled = handler(self.connection, group, arrival);
+        let handled = work::run_caught(handler, self.connection, group, arrival);
+        if self.connection.is_autocommit() {
+            // Nothing of this transaction is there any more, and nothing may be written outside of one.
+            return Err(Error::Broken(format!(
+                "the handler of {group} ended the store's transaction at message {}: it must not commit or roll back, \
+                 nor may a trigger or constraint of its tables",
+                arrival.message.id
+            )));
+        }
         if handled != Handled::Done {
             self.connection.prepare_cached("ROLLBACK TO work")?.execute([])?;
         }
@@ -312,14 +303,30 @@ impl<'a> GroupDesk<'a> {
         match handled {
             Handled::Done => {
                 self.mark(arrival)?;
-                self.unpark(arrival)?;
-                self.acknowledge(arrival)?;
-                Ok(Receipt::Done)
+                self.finished(arrival)
             }
             Handled::Retry { error, after } => self.retry(arrival, attempts, error, after),
             Handled::Dead { error } => self.bury(arrival, attempts + 1, error),
             Handled::Unavailable { error } => Ok(Receipt::Unavailable { error }),
         }
+    }
+
+    /// The work was done outside under a valid token: that cannot be undone, wherever its key stands by now.
+    fn conclude_done(&mut self, arrival: &Arrival) -> Result<Receipt, Error> {
+        // A handler with a transaction of its own (`sqlx::once`) made the mark in it: done, not a duplicate.
+        if self.is_marked(arrival)? {
+            return self.finished(arrival);
+        }
+        match self.done_before(arrival)? {
+            Some(receipt) => Ok(receipt),
+            None => self.conclude(arrival, 0, Handled::Done),
+        }
+    }
+
+    fn finished(&mut self, arrival: &Arrival) -> Result<Receipt, Error> {
+        self.unpark(arrival, true)?;
+        self.acknowledge(arrival)?;
+        Ok(Receipt::Done)
     }
 
     fn mark(&mut self, arrival: &Arrival) -> Result<(), Error> {
@@ -367,17 +374,17 @@ impl<'a> GroupDesk<'a> {
             Some(true) => {
                 self.counts.duplicates += 1;
                 // A crash between a handler's own commit and its conclusion leaves it parked.
-                self.unpark(arrival)?;
+                self.unpark(arrival, false)?;
                 self.acknowledge(arrival)?;
                 Ok(Some(Receipt::Duplicate))
             }
             Some(false) => {
-                let error = "its id was used before for a message with other content".to_owned();
-                // It may come often; it is kept, and counted, once.
-                if self.is_dead(arrival.message.id)? {
-                    return Ok(Some(Receipt::Dead { error }));
+                let error = OTHER_CONTENT.to_owned();
+                // It may come often; it is kept, and counted, once, and never in the place of another.
+                match self.place(arrival.message.id)? {
+                    Some(place) if place.dead || !place.is_of(arrival) => Ok(Some(Receipt::Dead { error })),
+                    _ => self.bury(arrival, 0, error).map(Some),
                 }
-                self.bury(arrival, 0, error).map(Some)
             }
         }
     }
@@ -423,34 +430,30 @@ impl<'a> GroupDesk<'a> {
     }
 }
 
-fn processed(connection: &Connection, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
-    /// Marks of other groups that are passed over in one call.
-    const LOOK: usize = 20_000;
+/// `sql` in the direction of `page`.
+fn directed(sql: &str, page: Page) -> String {
     let (sign, order) = direction(page);
-    let mut statement = connection.prepare_cached(&format!(
-        "SELECT i.position, i.id, i.topic, i.key, i.seq, i.processed_at, g.name = ?3
-         FROM inbox_ids i JOIN inbox_groups g USING (grp)
-         WHERE (?1 IS NULL OR i.position {sign} ?1) ORDER BY i.position {order} LIMIT ?2"
-    ))?;
-    let mut rows = statement.query(params![page.after, LOOK, group])?;
-    let mut items = Vec::new();
-    let (mut last, mut looked) = (None, 0);
-    while let Some(row) = rows.next()? {
-        last = Some(row.get(0)?);
-        looked += 1;
-        if row.get(6)? {
-            items.push(Processed {
-                position: row.get(0)?,
-                id: id(row, 1)?,
-                topic: text(row, 2)?,
-                key: optional_text(row, 3)?,
-                seq: row.get(4)?,
-                processed_at: time(row.get(5)?),
-            });
-            if items.len() == page.limit {
-                return Ok(Paged { items, next: last });
-            }
-        }
-    }
-    Ok(Paged { items, next: last.filter(|_| looked == LOOK) })
+    sql.replace("{sign}", sign).replace("{order}", order)
+}
+
+/// Where a page begins; a first page begins before the first position, so that every page is the same search.
+fn page_start(page: Page) -> i64 {
+    page.after.unwrap_or(if page.newest_first { i64::MAX } else { i64::MIN })
+}
+
+fn processed(connection: &Connection, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
+    let mut statement = connection.prepare_cached(&directed(include_str!("inbox/processed.sql"), page))?;
+    let rows = statement.query_map(params![group, page_start(page), page.limit], |row| {
+        Ok(Processed {
+            position: row.get(0)?,
+            id: id(row, 1)?,
+            topic: text(row, 2)?,
+            key: optional_text(row, 3)?,
+            seq: row.get(4)?,
+            processed_at: time(row.get(5)?),
+        })
+    })?;
+    let items: Vec<Processed> = rows.collect::<Result<_, _>>()?;
+    let next = items.last().filter(|_| items.len() == page.limit).map(|last| last.position);
+    Ok(Paged { items, next })
 }

@@ -82,6 +82,8 @@ pub enum Sabotage {
     CallsDuplicatesDone,
     /// Ids are forgotten at once.
     ForgetsIdsEarly,
+    /// No id is ever forgotten.
+    ForgetsNothing,
     /// The acknowledgement is left out.
     AcknowledgesNothing,
     /// The mark is made whether or not the work succeeds.
@@ -100,6 +102,8 @@ pub enum Sabotage {
     EndlessReservations,
     /// Any token will do.
     AcceptsOldTokens,
+    /// Work that was done outside is not believed.
+    DistrustsConclusions,
     /// Other content under a known id is a duplicate.
     ComparesIdsOnly,
     /// The inbox keeps no order.

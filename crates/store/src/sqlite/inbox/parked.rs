@@ -5,10 +5,9 @@ use std::time::Duration;
 use message::MessageId;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::super::inspect::direction;
-use super::super::row::{MESSAGE_COLUMNS, headers_json, message, message_columns, millis, now, time};
+use super::super::row::{MESSAGE_COLUMNS, headers_json, message, millis, now, time};
 use super::super::settle::clip;
-use super::GroupDesk;
+use super::{GroupDesk, OTHER_CONTENT, digest, directed, page_start};
 use crate::{Arrival, Error, Page, Paged, Parked, Receipt};
 
 /// Whether an arrival may be worked on now.
@@ -20,12 +19,24 @@ pub(super) enum Standing {
 }
 
 /// A parked message's place.
-struct Place {
+pub(super) struct Place {
+    position: i64,
+    digest: Vec<u8>,
     attempts: u32,
     next_attempt_at: Option<i64>,
-    dead: bool,
+    pub(super) dead: bool,
     error: String,
 }
+
+impl Place {
+    /// Whether it is this very message that is kept here, and not another under its id.
+    pub(super) fn is_of(&self, arrival: &Arrival) -> bool {
+        self.digest == digest(arrival)
+    }
+}
+
+/// Why a follower waits.
+const BEHIND: &str = "waits behind an earlier message of its key";
 
 pub(super) fn any(connection: &Connection, group: i64) -> rusqlite::Result<bool> {
     connection
@@ -43,15 +54,10 @@ impl GroupDesk<'_> {
             return Ok(Standing::Free { attempts: 0 });
         }
         if let Some(place) = self.place(arrival.message.id)? {
-            let due = place.next_attempt_at.is_some_and(|at| at <= self.now);
-            return Ok(match place {
-                Place { dead: true, error, .. } => Standing::Settled(Receipt::Dead { error }),
-                Place { attempts, .. } if due => Standing::Free { attempts },
-                Place { error, .. } => Standing::Settled(Receipt::Parked { error }),
-            });
+            return self.standing_at(arrival, place);
         }
-        if self.blocked(arrival)? {
-            let error = "waits behind an earlier message of its key".to_owned();
+        if self.blocked(arrival, None)? {
+            let error = BEHIND.to_owned();
             self.park(arrival, 0, None, false, &error)?;
             self.counts.parked += 1;
             return Ok(Standing::Settled(Receipt::Parked { error }));
@@ -59,39 +65,68 @@ impl GroupDesk<'_> {
         Ok(Standing::Free { attempts: 0 })
     }
 
-    /// Whether a message of this id waits for a person.
-    pub(super) fn is_dead(&self, id: MessageId) -> Result<bool, Error> {
-        Ok(self.parked && self.place(id)?.is_some_and(|place| place.dead))
+    /// Where an arrival stands whose id has a place already.
+    fn standing_at(&self, arrival: &Arrival, place: Place) -> Result<Standing, Error> {
+        if !place.is_of(arrival) {
+            return Ok(Standing::Settled(Receipt::Dead { error: OTHER_CONTENT.to_owned() }));
+        }
+        let Place { position, attempts, next_attempt_at, dead, error, .. } = place;
+        if dead {
+            return Ok(Standing::Settled(Receipt::Dead { error }));
+        }
+        if next_attempt_at.is_none_or(|at| at > self.now) {
+            return Ok(Standing::Settled(Receipt::Parked { error }));
+        }
+        // It was given a fresh start, or those before it were: it goes back into the queue.
+        if self.blocked(arrival, Some(position))? {
+            self.connection
+                .prepare_cached(
+                    "UPDATE inbox_parked SET next_attempt_at = NULL, error = ?2 WHERE position = ?1",
+                )?
+                .execute(params![position, BEHIND])?;
+            return Ok(Standing::Settled(Receipt::Parked { error: BEHIND.to_owned() }));
+        }
+        Ok(Standing::Free { attempts })
     }
 
-    fn place(&self, id: MessageId) -> Result<Option<Place>, Error> {
+    pub(super) fn place(&self, id: MessageId) -> Result<Option<Place>, Error> {
+        if !self.parked {
+            return Ok(None);
+        }
         Ok(self
             .connection
             .prepare_cached(
-                "SELECT attempts, next_attempt_at, dead, error FROM inbox_parked WHERE grp = ?1 AND id = ?2",
+                "SELECT position, digest, attempts, next_attempt_at, dead, error
+                 FROM inbox_parked WHERE grp = ?1 AND id = ?2",
             )?
             .query_row(params![self.group, id.to_string()], |row| {
                 Ok(Place {
-                    attempts: row.get(0)?,
-                    next_attempt_at: row.get(1)?,
-                    dead: row.get(2)?,
-                    error: row.get(3)?,
+                    position: row.get(0)?,
+                    digest: row.get(1)?,
+                    attempts: row.get(2)?,
+                    next_attempt_at: row.get(3)?,
+                    dead: row.get(4)?,
+                    error: row.get(5)?,
                 })
             })
             .optional()?)
     }
 
-    fn blocked(&self, arrival: &Arrival) -> Result<bool, Error> {
+    /// Whether another of its key holds it back: one before `position`, or any.
+    fn blocked(&self, arrival: &Arrival, position: Option<i64>) -> Result<bool, Error> {
         let Some(key) = arrival.message.key.as_ref().filter(|_| self.rules.ordered) else { return Ok(false) };
+        let before = position.unwrap_or(i64::MAX);
         Ok(self
             .connection
             .prepare_cached(
                 "SELECT EXISTS (SELECT 1 FROM inbox_parked
-                                WHERE grp = ?1 AND topic = ?2 AND key = ?3 AND (dead = 0 OR ?4))",
+                                WHERE grp = ?1 AND topic = ?2 AND key = ?3 AND position < ?4
+                                AND (dead = 0 OR ?5))",
             )?
-            .query_row(params![self.group, arrival.message.topic, key, self.rules.hold_dead], |row| {
-                row.get(0)
-            })?)
+            .query_row(
+                params![self.group, arrival.message.topic, key, before, self.rules.hold_dead],
+                |row| row.get(0),
+            )?)
     }
 
     /// Keeps a message that failed for its next try, or for a person at its limit.
@@ -139,6 +174,7 @@ impl GroupDesk<'_> {
         self.connection.prepare_cached(include_str!("park.sql"))?.execute(params![
             self.group,
             message.id.to_string(),
+            digest(arrival),
             message.topic,
             message.kind,
             message.key,
@@ -158,16 +194,26 @@ impl GroupDesk<'_> {
     }
 
     /// A message is done: if it was parked, it is no more, and the next of its key may go.
-    pub(super) fn unpark(&mut self, arrival: &Arrival) -> Result<(), Error> {
+    ///
+    /// Another message under its id stays; so does what waits for a person, unless `dead` says that this very
+    /// work was done after all.
+    pub(super) fn unpark(&mut self, arrival: &Arrival, dead: bool) -> Result<(), Error> {
         if !self.parked {
             return Ok(());
         }
-        let removed = self
+        let was_dead: Option<bool> = self
             .connection
-            .prepare_cached("DELETE FROM inbox_parked WHERE grp = ?1 AND id = ?2")?
-            .execute(params![self.group, arrival.message.id.to_string()])?;
-        if removed == 1 {
-            self.counts.parked -= 1;
+            .prepare_cached(
+                "DELETE FROM inbox_parked WHERE grp = ?1 AND id = ?2 AND digest = ?3 AND (dead = 0 OR ?4)
+                 RETURNING dead",
+            )?
+            .query_row(params![self.group, arrival.message.id.to_string(), digest(arrival), dead], |row| {
+                row.get(0)
+            })
+            .optional()?;
+        if let Some(was_dead) = was_dead {
+            self.counts.parked -= i64::from(!was_dead);
+            self.counts.dead -= i64::from(was_dead);
             self.wake_next(arrival)?;
         }
         Ok(())
@@ -200,31 +246,15 @@ fn arrival(row: &Row<'_>) -> rusqlite::Result<Arrival> {
 }
 
 pub(super) fn due(connection: &Connection, group: &str, limit: usize) -> Result<Vec<Arrival>, Error> {
-    let mut statement = connection.prepare_cached(concat!(
-        "SELECT ",
-        message_columns!(),
-        ", seq, delivery FROM inbox_parked
-         WHERE grp = (SELECT grp FROM inbox_groups WHERE name = ?1) AND next_attempt_at <= ?2
-         ORDER BY position LIMIT ?3"
-    ))?;
+    let mut statement = connection.prepare_cached(include_str!("due.sql"))?;
     let arrivals = statement.query_map(params![group, now(connection)?, limit], arrival)?;
     Ok(arrivals.collect::<Result<_, _>>()?)
 }
 
 pub(super) fn list(connection: &Connection, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
     const EXTRA: usize = MESSAGE_COLUMNS + 2;
-    let (sign, order) = direction(page);
-    let mut statement = connection.prepare_cached(&format!(
-        concat!(
-            "SELECT ",
-            message_columns!(),
-            ", seq, delivery, attempts, next_attempt_at, dead, error, position FROM inbox_parked
-             WHERE grp = (SELECT grp FROM inbox_groups WHERE name = ?1)
-             AND (?2 IS NULL OR position {} ?2) ORDER BY position {} LIMIT ?3"
-        ),
-        sign, order
-    ))?;
-    let mut rows = statement.query(params![group, page.after, page.limit])?;
+    let mut statement = connection.prepare_cached(&directed(include_str!("list.sql"), page))?;
+    let mut rows = statement.query(params![group, page_start(page), page.limit])?;
     let mut items = Vec::new();
     let mut last = None;
     while let Some(row) = rows.next()? {
@@ -251,8 +281,11 @@ pub(super) fn unpark(connection: &Connection, group: &str, id: MessageId) -> Res
         )
         .optional()?;
     let Some(dead) = dead else { return Err(not_parked(group, id)) };
+    // One that waits behind another of its key goes on waiting; whether one that was Dead must wait is seen, by
+    // the rules of its group, when it is tried.
     connection.execute(
-        "UPDATE inbox_parked SET dead = 0, attempts = 0, next_attempt_at = ?3
+        "UPDATE inbox_parked SET dead = 0, attempts = 0,
+                next_attempt_at = CASE WHEN dead = 0 AND next_attempt_at IS NULL THEN NULL ELSE ?3 END
          WHERE id = ?2 AND grp = (SELECT grp FROM inbox_groups WHERE name = ?1)",
         params![group, id.to_string(), now(connection)?],
     )?;

@@ -1,5 +1,6 @@
 //! Work that runs in the transaction of the mark: a function, or a statement from the configuration.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rusqlite::types::Value;
@@ -15,14 +16,31 @@ pub type SqlHandler = Arc<dyn Fn(&Connection, &str, &Arrival) -> Handled + Send 
 const PARAMETERS: [&str; 9] =
     [":id", ":topic", ":type", ":key", ":payload", ":headers", ":occurred_at", ":seq", ":group"];
 
-/// Whether `sql` is one statement that only uses the known parameters, on the database at `connection`.
+/// Runs `handler`. One that panics fails its message: it leaves nothing behind, and the others go on.
+pub(super) fn run_caught(
+    handler: &SqlHandler,
+    connection: &Connection,
+    group: &str,
+    arrival: &Arrival,
+) -> Handled {
+    let run = AssertUnwindSafe(|| handler(connection, group, arrival));
+    catch_unwind(run).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        let text = text.unwrap_or_else(|| "no text".to_owned());
+        Handled::Retry { error: format!("the handler panicked: {text}"), after: None }
+    })
+}
+
+/// Whether `sql` is one statement that leaves the transaction alone and only uses the known parameters, on the
+/// database at `connection`.
 ///
 /// # Errors
 /// Says what is wrong with it.
 pub fn check_sql(connection: &Connection, sql: &str) -> Result<(), Error> {
-    let statement = connection
-        .prepare(sql)
-        .map_err(|error| Error::Refused(format!("the handler's SQL cannot be used: {error}")))?;
+    let refused = |why: String| Error::Refused(format!("the handler's SQL cannot be used: {why}"));
+    check_shape(sql).map_err(refused)?;
+    let statement = connection.prepare(sql).map_err(|error| refused(error.to_string()))?;
     for index in 1..=statement.parameter_count() {
         let name = statement.parameter_name(index).unwrap_or("?");
         if !PARAMETERS.contains(&name) {
@@ -35,11 +53,62 @@ pub fn check_sql(connection: &Connection, sql: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// What SQLite would not refuse, but must not be done here. Says why.
+fn check_shape(sql: &str) -> Result<(), String> {
+    const CONTROL: [&str; 6] = ["BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE"];
+    let words = words(sql);
+    let mut statements = words.split(|word| word == ";").filter(|statement| !statement.is_empty());
+    let Some(statement) = statements.next() else { return Err("it is empty".to_owned()) };
+    if CONTROL.contains(&statement[0].as_str()) {
+        return Err(format!(
+            "{} would end or split the transaction that holds the work and the mark together; leave it out",
+            statement[0]
+        ));
+    }
+    if statement.windows(2).any(|pair| pair == ["OR", "ROLLBACK"]) {
+        return Err("OR ROLLBACK would undo the work of other messages too; use OR ABORT".to_owned());
+    }
+    match statements.next() {
+        Some(_) => Err("it is more than one statement; only one is run".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// The bare words of `sql` in capitals, and its semicolons. Comments, texts and quoted names are left out.
+fn words(sql: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut rest = sql;
+    while let Some(first) = rest.chars().next() {
+        let word = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        let skip = match first {
+            _ if word > 0 => {
+                words.push(rest[..word].to_ascii_uppercase());
+                word
+            }
+            '-' if rest.starts_with("--") => rest.find('\n').unwrap_or(rest.len()),
+            '/' if rest.starts_with("/*") => rest[2..].find("*/").map_or(rest.len(), |end| end + 4),
+            '\'' | '"' | '`' => rest[1..].find(first).map_or(rest.len(), |end| end + 2),
+            '[' => rest.find(']').map_or(rest.len(), |end| end + 1),
+            _ => {
+                if first == ';' {
+                    words.push(first.to_string());
+                }
+                first.len_utf8()
+            }
+        };
+        rest = &rest[skip..];
+    }
+    words
+}
+
 /// A handler that runs `sql` for each message.
 pub(super) fn statement(sql: String) -> SqlHandler {
+    let shape = check_shape(&sql);
     Arc::new(move |connection, group, arrival| {
         // A statement that cannot even be prepared fails for every message: none of them is to blame.
-        let mut statement = match connection.prepare_cached(&sql) {
+        let prepared =
+            shape.clone().and_then(|()| connection.prepare_cached(&sql).map_err(|error| error.to_string()));
+        let mut statement = match prepared {
             Ok(statement) => statement,
             Err(error) => {
                 return Handled::Unavailable { error: format!("the handler's SQL cannot be used: {error}") };

@@ -147,6 +147,53 @@ pub async fn ids_are_known_for_as_long_as_they_are_kept(world: World) {
     assert_eq!(again, [Receipt::Done], "nobody remembers it");
 }
 
+/// Marks `count` messages as done by `group`.
+async fn mark(store: &Arc<dyn Store>, group: &str, count: usize) {
+    let arrivals: Vec<Arrival> = (0..count).map(|n| arrival(&n.to_string())).collect();
+    let receipts = store.process(group, arrivals, &Work::Mark, &rules()).await.expect("the call is answered");
+    assert!(receipts.iter().all(|receipt| *receipt == Receipt::Done));
+}
+
+/// Calls `forget_ids` for `group` until nothing is left, and answers how many were forgotten, once any were.
+async fn forget(store: &Arc<dyn Store>, group: &str, keep: Duration) -> u64 {
+    within(PATIENCE, "ids to be forgotten", || async {
+        let mut forgotten = 0;
+        loop {
+            match store.forget_ids(group, keep).await.expect("an answer") {
+                0 => break (forgotten > 0).then_some(forgotten),
+                more => forgotten += more,
+            }
+        }
+    })
+    .await
+}
+
+/// Forgetting: the ids that another group keeps do not stand in the way.
+pub async fn ids_are_forgotten_whatever_another_group_keeps(world: World) {
+    let store = world.open().await;
+    mark(&store, "audit", 1_500).await;
+    assert_eq!(store.forget_ids("audit", HOUR).await.expect("an answer"), 0);
+    mark(&store, "billing", 20).await;
+    assert_eq!(forget(&store, "billing", Duration::ZERO).await, 20);
+    let kept = store.processed("audit", ALL).await.expect("a list").items;
+    assert_eq!(kept.len(), 1_500);
+}
+
+/// Forgetting: a group whose consumer is gone does not leave its ids behind.
+pub async fn ids_of_a_group_without_a_consumer_are_forgotten_too(world: World) {
+    let store = world.open().await;
+    mark(&store, "audit", 2).await;
+    store.forget_ids("audit", Duration::ZERO).await.expect("an answer");
+    mark(&store, "audit", 20).await;
+    mark(&store, "billing", 20).await;
+    within(PATIENCE, "the ids of audit to be forgotten", || async {
+        store.forget_ids("billing", HOUR).await.expect("an answer");
+        store.processed("audit", ALL).await.expect("a list").items.is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(store.processed("billing", ALL).await.expect("a list").items.len(), 20);
+}
+
 /// Inbox 2: together or not at all.
 pub async fn work_mark_and_acknowledgement_are_one(world: World) {
     let relay = Relay::with_all_lanes(world.open().await).await;
@@ -314,6 +361,27 @@ pub async fn a_conclusion_with_an_old_token_changes_nothing(world: World) {
     assert_eq!(conclude(&store, &one, token, Handled::Done).await, Receipt::Busy, "a token is used once");
 }
 
+/// Inbox 7: what was done outside cannot be undone, whatever happened to its key meanwhile.
+pub async fn work_done_under_a_valid_token_is_done(world: World) {
+    let store = world.open().await;
+    let rules =
+        InboxRules { ordered: true, retry: RetryPolicy { max_attempts: 1, ..rules().retry }, ..rules() };
+    let (one, two) = (arrival("a"), arrival("a"));
+    let reserved = store.reserve("billing", vec![two.clone()], HOUR, &rules).await.expect("an answer");
+    let [Reservation::Granted(token)] = reserved[..] else {
+        panic!("it is free to be reserved: {reserved:?}")
+    };
+    block(&store, &one).await;
+    let receipts = process(&store, &[one, two.clone()], &world.work(), &rules).await;
+    assert!(matches!(receipts[0], Receipt::Dead { .. }), "{receipts:?}");
+    let done = vec![(two.clone(), token, Handled::Done)];
+    let receipts = store.conclude("billing", done, &rules).await.expect("an answer");
+    assert_eq!(receipts, [Receipt::Done]);
+    let marks = store.processed("billing", ALL).await.expect("a list").items;
+    assert_eq!(marks.iter().map(|mark| mark.id).collect::<Vec<_>>(), [two.message.id]);
+    assert_eq!(counts(&store).await, InboxCounts { processed: 1, dead: 1, ..InboxCounts::default() });
+}
+
 /// Inbox 8: another message under a known id is an error of its sender, not a duplicate to swallow.
 pub async fn an_id_that_returns_with_other_content_is_dead(world: World) {
     let store = world.open().await;
@@ -330,7 +398,11 @@ pub async fn an_id_that_returns_with_other_content_is_dead(world: World) {
     assert_eq!(counts(&store).await, InboxCounts { processed: 1, dead: 1, ..InboxCounts::default() });
     let parked = store.parked("billing", ALL).await.expect("a list").items;
     assert_eq!(parked[0].arrival.message.payload, other.message.payload, "what came is kept to look at");
+    // A duplicate of the first takes nothing away.
     assert_eq!(process(&store, &[one], &world.work(), &rules()).await, [Receipt::Duplicate]);
+    let expected = InboxCounts { processed: 1, duplicates: 1, dead: 1, ..InboxCounts::default() };
+    assert_eq!(counts(&store).await, expected);
+    assert_eq!(store.parked("billing", ALL).await.expect("a list").items.len(), 1);
     // The outbox is not concerned.
     let id = write(&store, "orders", &["a"]).await[0];
     assert_eq!(record(&store, id).await.state.status, Status::Pending);

@@ -127,6 +127,80 @@ pub async fn a_message_unparked_has_a_fresh_start(world: World) {
     store.unpark("billing", arrival("a").message.id, "ann").await.expect_err("it is not kept");
 }
 
+/// Inbox 4: a fresh start is not a way past those before it.
+pub async fn a_follower_unparked_waits_for_its_turn(world: World) {
+    let store = world.open().await;
+    let slow = RetryPolicy { first: HOUR, cap: HOUR, ..RetryPolicy::default() };
+    let rules = InboxRules { retry: slow, ..ordered(10, true) };
+    let work = world.work();
+    let arrivals = three(&store, &work, &rules).await;
+    store.unpark("billing", arrivals[1].message.id, "ann").await.expect("it can be unparked");
+    assert_eq!(store.due("billing", 10).await.expect("an answer"), []);
+    let receipts = process(&store, &arrivals[1..], &work, &rules).await;
+    assert!(receipts.iter().all(|receipt| matches!(receipt, Receipt::Parked { .. })), "{receipts:?}");
+    unblock(&store, &arrivals[0]).await;
+    store.unpark("billing", arrivals[0].message.id, "ann").await.expect("it can be unparked");
+    let done = done_in_order(&store, &work, &rules, 3).await;
+    let ids = |arrivals: &[Arrival]| arrivals.iter().map(|a| a.message.id).collect::<Vec<_>>();
+    assert_eq!(ids(&done), ids(&arrivals));
+}
+
+/// Inbox 4: two that were Dead and get a fresh start together keep their order.
+pub async fn dead_messages_of_a_key_unparked_together_keep_their_order(world: World) {
+    let store = world.open().await;
+    let work = world.work();
+    // Dead without holding their key, so that the second could die too.
+    let arrivals = [arrival("a"), arrival("a")];
+    for arrival in &arrivals {
+        block(&store, arrival).await;
+    }
+    process(&store, &arrivals, &work, &ordered(1, false)).await;
+    assert_eq!(counts(&store).await.dead, 2);
+    unblock(&store, &arrivals[1]).await;
+    for arrival in arrivals.iter().rev() {
+        store.unpark("billing", arrival.message.id, "ann").await.expect("it can be unparked");
+    }
+    let due = due(&store).await;
+    assert_eq!(due.len(), 2);
+    let rules = ordered(100, true);
+    process(&store, &due, &work, &rules).await;
+    assert!(!has_effect(&store, &arrivals[1]).await, "the first failed again, so the second waits");
+    unblock(&store, &arrivals[0]).await;
+    let done = done_in_order(&store, &work, &rules, 2).await;
+    assert_eq!(done[1].message.id, arrivals[1].message.id);
+}
+
+/// Inbox 8: the one that is kept stays as it is.
+pub async fn other_content_under_a_parked_id_is_refused(world: World) {
+    let store = world.open().await;
+    let work = world.work();
+    for max_attempts in [100, 1] {
+        let rules = ordered(max_attempts, true);
+        let one = arrival("a");
+        block(&store, &one).await;
+        process(&store, std::slice::from_ref(&one), &work, &rules).await;
+        let before = counts(&store).await;
+        let mut other = one.clone();
+        other.message.payload = arrival("a").message.payload;
+        for _ in 0..2 {
+            let receipts = process(&store, std::slice::from_ref(&other), &work, &rules).await;
+            assert!(
+                matches!(&receipts[0], Receipt::Dead { error } if error.contains("other content")),
+                "{receipts:?}"
+            );
+        }
+        assert!(!has_effect(&store, &other).await);
+        assert_eq!(counts(&store).await, before);
+        let parked = store.parked("billing", ALL).await.expect("a list").items;
+        assert_eq!(parked[0].arrival.message.payload, one.message.payload);
+        assert_eq!(parked[0].dead, max_attempts == 1);
+        unblock(&store, &one).await;
+        store.unpark("billing", one.message.id, "ann").await.expect("it can be unparked");
+        done_in_order(&store, &work, &rules, 1).await;
+        assert!(has_effect(&store, &one).await);
+    }
+}
+
 /// What is counted is what is kept, whatever happened before.
 pub async fn inbox_counts_agree_with_what_is_kept(world: World) {
     let store = world.open().await;

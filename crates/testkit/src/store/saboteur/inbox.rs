@@ -74,6 +74,7 @@ impl Inbox for Saboteur {
             let error = match handled {
                 Handled::Unavailable { error } if self.breaks(Sabotage::BlamesTheMessage) => error.clone(),
                 Handled::Dead { error } if self.breaks(Sabotage::NeverBuries) => error.clone(),
+                Handled::Done if self.breaks(Sabotage::DistrustsConclusions) => "perhaps".to_owned(),
                 _ => continue,
             };
             *handled = Handled::Retry { error, after: None };
@@ -124,6 +125,9 @@ impl Inbox for Saboteur {
     }
 
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {
+        if self.breaks(Sabotage::ForgetsNothing) {
+            return Ok(0);
+        }
         if !self.breaks(Sabotage::ForgetsIdsEarly) {
             return self.store.forget_ids(group, keep).await;
         }
