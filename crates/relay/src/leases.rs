@@ -77,6 +77,17 @@ impl Leases {
         self.book().problems.remove(&who);
     }
 
+    /// Nobody knows whether the claim on these lanes happened. A batch of which this relay knows nothing would keep
+    /// its lane shut for as long as the lease is renewed, so the lanes are given up; whoever takes them resolves it.
+    pub(crate) fn doubt(&self, leases: &[Lease]) {
+        let mut book = self.book();
+        for lease in leases {
+            if let Some(held) = book.held.get_mut(&lease.lane).filter(|held| held.lease == *lease) {
+                held.leaving = true;
+            }
+        }
+    }
+
     /// Takes these lanes out of the book at once, whatever is in flight on them.
     pub(crate) fn abandon(&self, mine: impl Fn(u16) -> bool) -> Vec<Lease> {
         let mut book = self.book();

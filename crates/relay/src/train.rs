@@ -94,6 +94,7 @@ impl Train {
         loop {
             let gates = self.shared.breakers.gates(Instant::now());
             let order = (!*self.stopping.borrow()).then(|| self.order(gates));
+            let leases = order.as_ref().map(|order| order.leases.clone()).unwrap_or_default();
             let settled = settlements.len();
             match self.shared.store.turn(settlements.clone(), order).await {
                 Ok(turn) => {
@@ -120,6 +121,7 @@ impl Train {
                     return Turn::default();
                 }
             }
+            self.shared.leases.doubt(&leases);
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(5));
         }

@@ -13,9 +13,10 @@ mod migrate;
 mod presence;
 mod writer;
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 
@@ -25,7 +26,7 @@ pub use presence::{Neighbours, Presence};
 use writer::Writer;
 
 /// How long a lock held by another process is waited for.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Readers kept open between uses; more are opened when needed and closed again.
 const READERS: usize = 4;
@@ -154,6 +155,12 @@ fn reader_of(path: &Path) -> Result<Connection, Error> {
 /// Tries again every millisecond. SQLite's own waiting backs off to 100 ms, and a process that only asks
 /// every 100 ms hardly ever meets the short gap between two commits of a busy one.
 fn wait_for_lock(tries: i32) -> bool {
+    thread_local! {
+        static SINCE: Cell<Instant> = Cell::new(Instant::now());
+    }
+    if tries == 0 {
+        SINCE.set(Instant::now());
+    }
     std::thread::sleep(Duration::from_millis(1));
-    tries < i32::try_from(PATIENCE.as_millis()).unwrap_or(i32::MAX)
+    SINCE.get().elapsed() < PATIENCE
 }

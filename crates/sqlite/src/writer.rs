@@ -123,7 +123,11 @@ fn transact(connection: &Connection, first: Box<dyn Job>, waiting: &Receiver<Box
         Ok(())
     };
     if let Err(error) = execute("BEGIN IMMEDIATE") {
-        return first.finish(Err(error));
+        // Whoever waits behind it would wait as long again, one after another.
+        for job in std::iter::once(first).chain(waiting.try_iter()) {
+            job.finish(Err(error.clone()));
+        }
+        return;
     }
     let started = Instant::now();
     let mut done = Vec::new();
@@ -215,6 +219,22 @@ mod tests {
         };
         tokio::join!(write(&one, 0), write(&two, 1_000));
         assert_eq!(count(&one).await, 400);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lock_that_is_never_freed_fails_all_who_wait_together() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = std::sync::Arc::new(open(&folder));
+        let other = file.connect().expect("another connection");
+        other.execute_batch("BEGIN IMMEDIATE").expect("the lock");
+        let started = Instant::now();
+        let (a, b, c) = tokio::join!(insert(&file, 1), insert(&file, 2), insert(&file, 3));
+        for result in [a, b, c] {
+            assert!(matches!(result, Err(Error::Busy)));
+        }
+        assert!(started.elapsed() < crate::PATIENCE.mul_f64(1.5), "took {:?}", started.elapsed());
+        other.execute_batch("ROLLBACK").expect("freed");
+        insert(&file, 1).await.expect("the lock is free");
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ mod inbox;
 mod inspect;
 mod lanes;
 mod migrate;
+mod retain;
 mod row;
 mod settle;
 #[cfg(feature = "sqlx")]

@@ -201,6 +201,9 @@ fn turned_away(turned: &Turned, by_key: bool, chosen: Option<MessageId>) -> Prob
                 "Another message has the id {id}: leave the id out to get a fresh one, or choose another."
             ),
         ),
+        (Turned::Invalid(invalid), _) => {
+            Problem::bad_request("invalid-message", "The message cannot be kept", invalid.to_string())
+        }
     }
 }
 

@@ -76,11 +76,12 @@ impl<'a> Reader<'a> {
             |found| found.value,
         );
         let defaults = Retention::default();
-        let mut kept = self.section("store.retention", section.take("retention"), &["sent", "dead", "keys"]);
+        let mut kept = self.section("store.retention", section.take("retention"), &["sent", "dead", "keys", "audit"]);
         let retention = Retention {
             sent: kept.duration("sent", defaults.sent),
             dead: kept.duration("dead", defaults.dead),
             keys: kept.duration("keys", defaults.keys),
+            audit: kept.duration("audit", defaults.audit),
         };
         Store { url, path, retention }
     }

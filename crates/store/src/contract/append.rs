@@ -1,7 +1,7 @@
 //! For the application: writing messages.
 
 use async_trait::async_trait;
-use message::{Message, MessageId};
+use message::{Invalid, Message, MessageId};
 
 use crate::Error;
 
@@ -51,6 +51,9 @@ pub enum Turned {
     /// The id belongs to another message.
     #[error("another message has the id {0}: leave the id out to get a fresh one")]
     IdTaken(MessageId),
+    /// No store could keep it.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
 }
 
 /// Writes messages in a transaction of the store's own.

@@ -234,16 +234,18 @@ pub enum Acknowledged {
 pub struct Retention {
     /// Sent ones, from when they were sent. Those that somebody must still acknowledge stay.
     pub sent: Duration,
-    /// Dead ones, from when they were written. Those that hold a key stay.
+    /// Dead ones, from when they died. Those that hold a key, or wait behind one that does, stay.
     pub dead: Duration,
     /// Idempotency keys and derived ids.
     pub keys: Duration,
+    /// What operators did.
+    pub audit: Duration,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-        Self { sent: 7 * DAY, dead: 30 * DAY, keys: 7 * DAY }
+        Self { sent: 7 * DAY, dead: 30 * DAY, keys: 7 * DAY, audit: 365 * DAY }
     }
 }
 

@@ -1,25 +1,20 @@
 //! Mending: every action checks the transition, keeps counters and holds right, and is audited, in one
 //! transaction.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use message::{Event, Message, MessageId, Next, Status, step};
 use rusqlite::{Connection, OptionalExtension, params};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::inspect::{find, in_flight};
-use super::row::{between, groups, headers_json, millis, now, state, word};
-use super::tally::{self, Tally, Wait};
-use super::{SqliteStore, hold};
+use super::row::{between, groups, headers_json, now, state, word};
+use super::tally::{Tally, Wait};
+use super::{SqliteStore, hold, retain};
 use crate::{Acknowledged, Amend, Edit, Error, Record, Retention};
-
-/// Rows that retention removes in one transaction.
-const REMOVE: usize = 500;
-
-/// Rows that retention looks at in one call.
-const LOOK: usize = 5_000;
 
 #[async_trait]
 impl Amend for SqliteStore {
@@ -73,30 +68,7 @@ impl Amend for SqliteStore {
     }
 
     async fn clean(&self, retention: &Retention) -> Result<u64, Error> {
-        let keys = forget_keys(self, retention.keys).await?;
-        let retention = *retention;
-        let from = self.cleaned.load(Ordering::Relaxed);
-        let (old, next) = self.file.read(move |connection| outdated(connection, from, &retention)).await?;
-        self.cleaned.store(next, Ordering::Relaxed);
-        let mut removed = 0;
-        for chunk in old.chunks(REMOVE) {
-            let chunk = chunk.to_vec();
-            removed += self
-                .file
-                .write(move |connection| {
-                    let mut removed = 0;
-                    for seq in chunk {
-                        // Looked at again: since it was found, somebody may have requeued it and a relay
-                        // may hold it by now.
-                        if is_done(connection, seq)? {
-                            removed += forget(connection, seq)?;
-                        }
-                    }
-                    Ok::<_, Error>(removed)
-                })
-                .await?;
-        }
-        Ok(keys + removed)
+        retain::clean(self, retention).await
     }
 }
 
@@ -136,23 +108,37 @@ pub(super) fn audit(
     Ok(())
 }
 
-/// What the record was and what it is: enough to see, and to undo by hand, what somebody did.
+/// What the record was, and what became different: enough to see, and to undo by hand, what somebody did.
 fn detail(before: &Record, after: Option<&Record>) -> String {
-    let view = |record: &Record| {
-        json!({
-            "status": record.state.status,
-            "topic": record.message.topic,
-            "key": record.message.key,
-            "type": record.message.kind,
-            "payload": String::from_utf8_lossy(&record.message.payload),
-            "contentType": record.message.content_type,
-            "headers": record.message.headers,
-            "attempts": record.state.attempts,
-            "deadReason": record.dead_reason,
-            "lastError": record.last_error,
-        })
+    let was = view(before);
+    let is = after.map(|after| {
+        let mut is = view(after);
+        if let (Value::Object(is), Value::Object(was)) = (&mut is, &was) {
+            is.retain(|name, value| was.get(name) != Some(value));
+        }
+        is
+    });
+    json!({ "before": was, "after": is }).to_string()
+}
+
+fn view(record: &Record) -> Value {
+    let payload = &record.message.payload;
+    let (name, payload) = match std::str::from_utf8(payload) {
+        Ok(text) => ("payload", text.to_owned()),
+        Err(_) => ("payloadBase64", BASE64_STANDARD.encode(payload)),
     };
-    json!({ "before": view(before), "after": after.map(view) }).to_string()
+    json!({
+        "status": record.state.status,
+        "topic": record.message.topic,
+        "key": record.message.key,
+        "type": record.message.kind,
+        name: payload,
+        "contentType": record.message.content_type,
+        "headers": record.message.headers,
+        "attempts": record.state.attempts,
+        "deadReason": record.dead_reason,
+        "lastError": record.last_error,
+    })
 }
 
 /// A fresh start for a Dead message, at its old place: those it holds stay behind it.
@@ -162,7 +148,7 @@ fn again(connection: &Connection, record: &Record, message: &Message) -> Result<
     };
     connection.execute(
         "UPDATE outbox_events SET status = ?2, ready = 1, held = 0, attempts = ?3, crashes = ?4,
-                delivery_epoch = ?5, next_attempt_at = NULL, dead_reason = NULL,
+                delivery_epoch = ?5, next_attempt_at = NULL, dead_reason = NULL, dead_at = NULL,
                 payload = ?6, content_type = ?7, headers = ?8
          WHERE seq = ?1",
         params![
@@ -188,25 +174,9 @@ fn remove(connection: &Connection, record: &Record, event: Event) -> Result<(), 
     }
 }
 
-fn is_done(connection: &Connection, seq: i64) -> rusqlite::Result<bool> {
-    connection
-        .prepare_cached(
-            "SELECT EXISTS (SELECT 1 FROM outbox_events WHERE seq = ?1 AND status IN ('sent', 'dead'))",
-        )?
-        .query_row([seq], |row| row.get(0))
-}
-
-/// Removes a record and all that hangs on it; a trigger counts it.
-fn forget(connection: &Connection, seq: i64) -> Result<u64, Error> {
+/// Removes a record; a trigger takes with it all that hangs on it, and counts.
+pub(super) fn forget(connection: &Connection, seq: i64) -> Result<u64, Error> {
     hold::lift(connection, seq)?;
-    for sql in [
-        "DELETE FROM attempts WHERE seq = ?1",
-        "DELETE FROM acknowledgements WHERE seq = ?1",
-        "DELETE FROM unacknowledged WHERE seq = ?1 AND grp IN
-             (SELECT value FROM outbox_events e, json_each(e.ack_groups) WHERE e.seq = ?1)",
-    ] {
-        connection.prepare_cached(sql)?.execute([seq])?;
-    }
     let removed = connection.prepare_cached("DELETE FROM outbox_events WHERE seq = ?1")?.execute([seq])?;
     Ok(removed as u64)
 }
@@ -276,60 +246,4 @@ impl<'a> Acknowledger<'a> {
         }
         Ok(self.in_flight.as_ref().is_some_and(|messages| messages.contains_key(&seq)))
     }
-}
-
-/// The records past retention among the next rows after `from`, and where to look next time. Rows are looked
-/// at in the order of writing, so the first one that is too young ends the round.
-fn outdated(connection: &Connection, from: i64, retention: &Retention) -> Result<(Vec<i64>, i64), Error> {
-    let now = now(connection)?;
-    let (sent, dead) = (now - millis(retention.sent), now - millis(retention.dead));
-    let mut statement = connection.prepare_cached(
-        "SELECT seq, written_at,
-                (status = 'sent' AND sent_at < ?2 AND NOT EXISTS (
-                    SELECT 1 FROM json_each(e.ack_groups) g JOIN unacknowledged u
-                    ON u.grp = g.value AND u.seq = e.seq))
-                OR (status = 'dead' AND written_at < ?3 AND NOT EXISTS (
-                    SELECT 1 FROM holds h WHERE h.seq = e.seq))
-         FROM outbox_events e WHERE seq > ?1 ORDER BY seq LIMIT ?4",
-    )?;
-    let mut rows = statement.query(params![from, sent, dead, LOOK])?;
-    let mut old = Vec::new();
-    let (mut next, mut looked) = (from, 0);
-    while let Some(row) = rows.next()? {
-        let written_at: i64 = row.get(1)?;
-        if written_at > sent.max(dead) {
-            return Ok((old, 0));
-        }
-        next = row.get(0)?;
-        looked += 1;
-        if row.get(2)? {
-            old.push(next);
-        }
-    }
-    Ok((old, if looked == LOOK { next } else { 0 }))
-}
-
-/// Forgets the oldest idempotency keys, which stand in the order of writing, and mends the counters.
-async fn forget_keys(store: &SqliteStore, keep: Duration) -> Result<u64, Error> {
-    store
-        .file
-        .write(move |connection| {
-            let oldest = now(connection)? - millis(keep);
-            let old: Vec<i64> = connection
-                .prepare_cached(
-                    "SELECT position, created_at FROM idempotency_keys ORDER BY position LIMIT ?1",
-                )?
-                .query_map([REMOVE], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))?
-                .filter(|row| !matches!(row, Ok((_, created_at)) if *created_at >= oldest))
-                .map(|row| row.map(|(position, _)| position))
-                .collect::<Result<_, _>>()?;
-            for position in &old {
-                connection
-                    .prepare_cached("DELETE FROM idempotency_keys WHERE position = ?1")?
-                    .execute([position])?;
-            }
-            tally::mend(connection)?;
-            Ok(old.len() as u64)
-        })
-        .await
 }

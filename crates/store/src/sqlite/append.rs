@@ -1,7 +1,7 @@
 //! Writing messages: in a shared transaction of ours, or in one of the application's.
 
 use async_trait::async_trait;
-use message::{Message, MessageId};
+use message::{Message, MessageId, check_topic};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::SqliteStore;
@@ -31,6 +31,9 @@ pub fn append(connection: &Connection, message: &Message) -> rusqlite::Result<()
 }
 
 fn store(connection: &Connection, new: &NewMessage) -> Result<Result<Appended, Turned>, Error> {
+    if let Err(invalid) = check_topic(&new.message.topic) {
+        return Ok(Err(invalid.into()));
+    }
     if let Some(once) = &new.once
         && let Some(earlier) = remember(connection, once, new.message.id)?
     {

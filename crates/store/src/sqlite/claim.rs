@@ -10,8 +10,9 @@ use message::{Event, Next, step};
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
-use super::row::{MESSAGE_COLUMNS, between, groups, message, message_columns, now, state};
+use super::row::{MESSAGE_COLUMNS, UNREADABLE, between, groups, message, message_columns, now, state, word};
 use super::settle::Settler;
+use super::tally::Tally;
 use super::{SqliteStore, hold, lanes};
 use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
 
@@ -23,13 +24,13 @@ impl Claim for SqliteStore {
     async fn turn(&self, settlements: Vec<Settlement>, order: Option<ClaimOrder>) -> Result<Turn, Error> {
         if settlements.is_empty() {
             // Looking is cheap and needs no lock: an idle relay must not disturb the writers.
-            let Some(order) = &order else { return Ok(Turn::default()) };
-            let rule = order.rule.clone();
-            if let Some(idle) = self.file.read(move |connection| idle(connection, &*rule)).await? {
+            let Some(order) = order.clone() else { return Ok(Turn::default()) };
+            if let Some(idle) = self.file.read(move |connection| idle(connection, &order)).await? {
                 return Ok(idle);
             }
         }
-        self.file
+        let turn = self
+            .file
             .write(move |connection| {
                 let now = now(connection)?;
                 let mut settler = Settler::new(connection, now)?;
@@ -44,7 +45,13 @@ impl Claim for SqliteStore {
                     order.map_or_else(|| Ok(Turn::default()), |order| claim(connection, now, &order))?;
                 Ok(Turn { fenced, ..turn })
             })
-            .await
+            .await;
+        // It happened, and nobody hears of it.
+        fail::fail_point!("store::turned", |_| {
+            let reason = "the answer was lost".to_owned();
+            Err(Error::Unavailable { reason, retry_after: std::time::Duration::ZERO })
+        });
+        turn
     }
 
     async fn woken(&self) {
@@ -53,12 +60,20 @@ impl Claim for SqliteStore {
 }
 
 /// The answer when there is nothing to take, or nothing when there may be.
-fn idle(connection: &Connection, rule: &dyn Fn(&str) -> TopicRule) -> Result<Option<Turn>, Error> {
+fn idle(connection: &Connection, order: &ClaimOrder) -> Result<Option<Turn>, Error> {
     let draining: bool =
         connection
             .query_row("SELECT EXISTS (SELECT 1 FROM holds WHERE draining = 1)", [], |row| row.get(0))?;
-    if draining || !open_topics(connection, rule)?.is_empty() {
+    if draining {
         return Ok(None);
+    }
+    let topics = open_topics(connection, &*order.rule)?;
+    if !topics.is_empty() {
+        // Others' lanes may have a long backlog: it is stepped over here, where nobody waits for a lock.
+        let one = ClaimOrder { limit: 1, ..order.clone() };
+        if !Picker::new(connection, now(connection)?, &one)?.candidates(&topics)?.is_empty() {
+            return Ok(None);
+        }
     }
     let next_due = next_due(connection)?;
     Ok(match next_due {
@@ -152,6 +167,7 @@ struct Picker<'a> {
     bytes: usize,
     /// Some candidates were not taken, so another turn may find more.
     skipped: bool,
+    tally: Tally,
 }
 
 impl<'a> Picker<'a> {
@@ -180,6 +196,7 @@ impl<'a> Picker<'a> {
             holds: hold::any(connection)?,
             bytes: 0,
             skipped: false,
+            tally: Tally::default(),
         })
     }
 
@@ -218,7 +235,12 @@ impl<'a> Picker<'a> {
         }
         let claimed = self.read(seq)?;
         let message = &claimed.message;
-        let ordered = rules.get(message.topic.as_str()).is_some_and(|rule| rule.hold_failed);
+        let rule = rules.get(message.topic.as_str()).copied();
+        if message.headers.contains_key(UNREADABLE) {
+            self.quarantine(&claimed, rule.is_some_and(|rule| rule.hold_dead))?;
+            return Ok(true);
+        }
+        let ordered = rule.is_some_and(|rule| rule.hold_failed);
         if let Some(key) = message.key.as_ref().filter(|_| ordered && self.holds)
             && hold::blocks(self.connection, &message.topic, key, seq)?
         {
@@ -242,6 +264,25 @@ impl<'a> Picker<'a> {
         self.bytes += size;
         batch.push(claimed);
         Ok(true)
+    }
+
+    /// A row that no broker could be given: given up as soon as it is met, so that it stops nobody.
+    fn quarantine(&mut self, claimed: &Claimed, hold: bool) -> Result<(), Error> {
+        let Next::State(after) = step(claimed.state, Event::GaveUp)? else {
+            return Err(Error::Broken("a quarantined message cannot vanish".to_owned()));
+        };
+        let reason = "Unreadable: its headers are no JSON object that can be read";
+        self.tally.moved(claimed.state.rest, after.status);
+        self.connection.execute(
+            "UPDATE outbox_events SET status = ?2, ready = 0, dead_reason = ?3, dead_at = ?4 WHERE seq = ?1",
+            params![claimed.seq, word(after.status), reason, self.now],
+        )?;
+        match claimed.message.key.as_ref().filter(|_| hold) {
+            Some(key) => hold::place(self.connection, &claimed.message.topic, key, claimed.seq)?,
+            None => hold::lift(self.connection, claimed.seq)?,
+        }
+        self.holds = hold::any(self.connection)?;
+        Ok(())
     }
 
     fn read(&self, seq: i64) -> Result<Claimed, Error> {
@@ -272,6 +313,7 @@ impl<'a> Picker<'a> {
 
     /// Writes the batch records.
     fn open(self) -> Result<Vec<Batch>, Error> {
+        self.tally.write(self.connection)?;
         let mut batches = Vec::with_capacity(self.batches.len());
         for (lane, messages) in self.batches {
             if messages.is_empty() {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Rows that one call to list looks at, whatever it is looking for.
-const LOOK: usize = 20_000;
+const LOOK: usize = 10_000;
 
 /// The columns that [`record`] reads.
 macro_rules! record_columns {
@@ -91,10 +91,10 @@ impl Inspect for SqliteStore {
                 let (sign, order) = direction(page);
                 let mut statement = connection.prepare(&format!(
                     "SELECT position, at, actor, action, message_id, detail FROM audit
-                     WHERE (?1 IS NULL OR position {sign} ?1) ORDER BY position {order} LIMIT ?2"
+                     WHERE position {sign} ?1 ORDER BY position {order} LIMIT ?2"
                 ))?;
                 let items: Vec<AuditEntry> = statement
-                    .query_map(params![page.after, page.limit], |row| {
+                    .query_map(params![start(page), page.limit], |row| {
                         Ok(AuditEntry {
                             position: row.get(0)?,
                             at: time(row.get(1)?),
@@ -115,6 +115,11 @@ impl Inspect for SqliteStore {
 /// The comparison and the order for a page.
 pub(super) fn direction(page: Page) -> (&'static str, &'static str) {
     if page.newest_first { ("<", "DESC") } else { (">", "ASC") }
+}
+
+/// Where a page starts: always a number, because a comparison with one is found in an index and `IS NULL OR` is not.
+pub(super) fn start(page: Page) -> i64 {
+    page.after.unwrap_or(if page.newest_first { i64::MAX } else { i64::MIN })
 }
 
 /// The messages in open batches, and until when their lanes are leased.
@@ -171,33 +176,60 @@ fn acknowledgements(connection: &Connection, mut record: Record) -> Result<Recor
     Ok(record)
 }
 
-/// Where a list looks: the narrowest index that holds all it may find.
-fn source(filter: &Filter) -> &'static str {
+/// The rows a list looks at, by number, in its order, a bounded number of them: from the narrowest index that
+/// holds all it may find.
+fn look(connection: &Connection, filter: &Filter, page: Page) -> Result<Vec<i64>, Error> {
     const UNSENT: [Status; 3] = [Status::Pending, Status::InFlight, Status::Failed];
-    if filter.unacknowledged_by.is_some() {
-        "(SELECT seq FROM unacknowledged WHERE grp = :unacknowledged_by)"
-    } else if filter.statuses == [Status::Dead] {
-        "(SELECT seq FROM outbox_events WHERE status = 'dead')"
-    } else if !filter.statuses.is_empty() && filter.statuses.iter().all(|status| UNSENT.contains(status)) {
-        "(SELECT seq FROM outbox_events WHERE ready = 1
-          UNION ALL SELECT seq FROM outbox_events WHERE ready = 0 AND status IN ('pending', 'failed'))"
-    } else {
-        "outbox_events"
+    let (sign, order) = direction(page);
+    let from = start(page);
+    let seqs = |source: &str, name: Option<&str>| -> Result<Vec<i64>, Error> {
+        let sql = format!("SELECT seq FROM {source} AND seq {sign} ?1 ORDER BY seq {order} LIMIT ?2");
+        let mut statement = connection.prepare_cached(&sql)?;
+        let mut parameters: Vec<&dyn ToSql> = vec![&from, &LOOK];
+        if let Some(name) = &name {
+            parameters.push(name);
+        }
+        let found = statement.query_map(&parameters[..], |row| row.get(0))?.collect::<Result<_, _>>()?;
+        Ok(found)
+    };
+    if let Some(group) = &filter.unacknowledged_by {
+        return seqs("unacknowledged WHERE grp = ?3", Some(group));
     }
+    if filter.statuses == [Status::Dead] {
+        return seqs("outbox_events INDEXED BY outbox_dead WHERE status = 'dead'", None);
+    }
+    if filter.statuses.is_empty() || !filter.statuses.iter().all(|status| UNSENT.contains(status)) {
+        return seqs("outbox_events WHERE true", None);
+    }
+    let mut unsent = seqs(
+        "outbox_events INDEXED BY outbox_waiting WHERE ready = 0 AND status IN ('pending', 'failed')",
+        None,
+    )?;
+    // Sendable rows are indexed by topic first, so each topic is looked at by itself.
+    let mut first = connection.prepare_cached(
+        "SELECT topic FROM outbox_events INDEXED BY outbox_ready WHERE ready = 1 AND topic > ?1
+         ORDER BY topic LIMIT 1",
+    )?;
+    let mut topic = String::new();
+    while let Some(next) = first.query_row([&topic], |row| text(row, 0)).optional()? {
+        topic = next;
+        if filter.topic.as_ref().is_none_or(|wanted| *wanted == topic) {
+            unsent.extend(seqs(
+                "outbox_events INDEXED BY outbox_ready WHERE ready = 1 AND topic = ?3",
+                Some(&topic),
+            )?);
+        }
+    }
+    unsent.sort_unstable();
+    if page.newest_first {
+        unsent.reverse();
+    }
+    unsent.truncate(LOOK);
+    Ok(unsent)
 }
 
 fn list(connection: &Connection, filter: &Filter, page: Page) -> Result<Paged<Record>, Error> {
-    let (sign, order) = direction(page);
-    // First which rows to look at, by number alone and bounded; then those rows, one by one.
-    let mut statement = connection.prepare_cached(&format!(
-        "SELECT seq FROM {} WHERE (:after IS NULL OR seq {sign} :after) ORDER BY seq {order} LIMIT :look",
-        source(filter)
-    ))?;
-    let mut parameters: Vec<(&str, &dyn ToSql)> = vec![(":after", &page.after), (":look", &LOOK)];
-    if filter.unacknowledged_by.is_some() {
-        parameters.push((":unacknowledged_by", &filter.unacknowledged_by));
-    }
-    let mut rows = statement.query(&parameters[..])?;
+    let seqs = look(connection, filter, page)?;
     let in_flight = in_flight(connection)?;
     let mut read = connection.prepare_cached(concat!(
         "SELECT ",
@@ -205,21 +237,16 @@ fn list(connection: &Connection, filter: &Filter, page: Page) -> Result<Paged<Re
         " FROM outbox_events WHERE seq = ?1"
     ))?;
     let mut items = Vec::new();
-    let mut looked = 0;
-    let mut last = None;
-    while let Some(row) = rows.next()? {
-        let seq: i64 = row.get(0)?;
-        looked += 1;
-        last = Some(seq);
+    for seq in &seqs {
         let Some(found) = read.query_row([seq], |row| record(row, &in_flight)).optional()? else { continue };
         if fits(filter, &found) {
             items.push(acknowledgements(connection, found)?);
             if items.len() == page.limit {
-                return Ok(Paged { items, next: last });
+                return Ok(Paged { items, next: Some(*seq) });
             }
         }
     }
-    Ok(Paged { items, next: last.filter(|_| looked == LOOK) })
+    Ok(Paged { items, next: seqs.last().copied().filter(|_| seqs.len() == LOOK) })
 }
 
 fn fits(filter: &Filter, record: &Record) -> bool {

@@ -284,6 +284,7 @@ fn orphan(
         .optional()?;
     let Some(seqs) = seqs else { return Ok((0, 0)) };
     let seqs: Vec<i64> = serde_json::from_str(&seqs).map_err(|error| Error::Broken(error.to_string()))?;
+    let now = now(connection)?;
     let mut tally = Tally::default();
     let mut rules = HashMap::new();
     let mut dead = 0;
@@ -312,9 +313,17 @@ fn orphan(
             .then(|| format!("crashes the relay: {} relays died while they held it", after.crashes));
         connection
             .prepare_cached(
-                "UPDATE outbox_events SET crashes = ?2, status = ?3, ready = ?4, dead_reason = ?5 WHERE seq = ?1",
+                "UPDATE outbox_events SET crashes = ?2, status = ?3, ready = ?4, dead_reason = ?5, dead_at = ?6
+                 WHERE seq = ?1",
             )?
-            .execute(params![seq, after.crashes, word(after.status), reason.is_none(), reason])?;
+            .execute(params![
+                seq,
+                after.crashes,
+                word(after.status),
+                reason.is_none(),
+                reason,
+                reason.is_some().then_some(now)
+            ])?;
     }
     tally.write(connection)?;
     Ok((seqs.len(), dead))

@@ -82,19 +82,26 @@ fn payload(value: ValueRef<'_>) -> Bytes {
     }
 }
 
-/// A plain-SQL writer may have given headers that are not all strings: those are shown as JSON.
+/// Stands for headers that cannot be read. No header of a writer has this name: a space is not allowed in one.
+pub(super) const UNREADABLE: &str = "unreadable headers";
+
+/// A plain-SQL writer may have given headers that are not all strings: those are shown as JSON. What SQLite takes
+/// for JSON and we cannot read (a lone surrogate, say) is shown as it stands, and is never sent.
 fn headers(row: &Row<'_>, column: usize) -> rusqlite::Result<BTreeMap<String, String>> {
     let json = text(row, column)?;
     if json == "{}" {
         return Ok(BTreeMap::new());
     }
-    let values: BTreeMap<String, Value> = serde_json::from_str(&json).map_err(|error| bad(column, error))?;
-    Ok(values.into_iter().map(|(name, value)| (name, plain(value))).collect())
+    Ok(match serde_json::from_str::<BTreeMap<String, Value>>(&json) {
+        Ok(values) => values.into_iter().map(|(name, value)| (name, plain(value))).collect(),
+        Err(_) => BTreeMap::from([(UNREADABLE.to_owned(), json)]),
+    })
 }
 
 pub(super) fn groups(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Vec<String>>> {
     let Some(json) = optional_text(row, column)? else { return Ok(None) };
-    let values: Vec<Value> = serde_json::from_str(&json).map_err(|error| bad(column, error))?;
+    // Groups that cannot be read are nobody: the message itself must go on.
+    let values: Vec<Value> = serde_json::from_str(&json).unwrap_or_default();
     Ok(Some(values.into_iter().map(plain).collect()))
 }
 

@@ -181,9 +181,9 @@ impl<'a> Settler<'a> {
         self.connection
             .prepare_cached(
                 "UPDATE outbox_events SET status = ?2, ready = 0, held = 0, attempts = ?3,
-                        next_attempt_at = NULL, last_error = ?4, dead_reason = ?5 WHERE seq = ?1",
+                        next_attempt_at = NULL, last_error = ?4, dead_reason = ?5, dead_at = ?6 WHERE seq = ?1",
             )?
-            .execute(params![seq, word(after.status), after.attempts, clip(error), reason])?;
+            .execute(params![seq, word(after.status), after.attempts, clip(error), reason, self.now])?;
         if hold && before.key.is_some() {
             self.place(seq, before, hold)?;
         } else if self.holds {

@@ -34,6 +34,7 @@ CREATE TABLE outbox_events (
     last_error      TEXT,
     sent_at         INTEGER,
     dead_reason     TEXT,
+    dead_at         INTEGER,
     -- 0 to 1023, from the last four characters of the key (or of the id): all of a key share a lane.
     slot            INTEGER GENERATED ALWAYS AS ((
                           coalesce(unicode(substr(coalesce(key, id), -1, 1)), 0)
@@ -167,8 +168,12 @@ CREATE TABLE counters (
 ) STRICT;
 INSERT INTO counters (one) VALUES (1);
 
--- Also counts what somebody deletes by hand.
+-- All that hangs on a record goes with it, also when somebody deletes it by hand: nothing may wait for it.
 CREATE TRIGGER outbox_removed AFTER DELETE ON outbox_events BEGIN
+    UPDATE holds SET draining = 1, seq = 0 WHERE seq = old.seq;
+    DELETE FROM attempts WHERE seq = old.seq;
+    DELETE FROM acknowledgements WHERE seq = old.seq;
+    DELETE FROM unacknowledged WHERE seq = old.seq AND grp IN (SELECT value FROM json_each(old.ack_groups));
     UPDATE counters SET removed = removed + 1,
                         failed = failed - (old.status = 'failed'),
                         sent = sent - (old.status = 'sent'),
