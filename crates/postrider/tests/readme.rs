@@ -157,8 +157,16 @@ fn every_file_of_settings_in_the_guide_is_good() {
 fn every_setting_is_in_the_guide() {
     fn names(value: &Value, found: &mut Vec<String>) {
         for (name, inner) in value.as_object().into_iter().flatten() {
-            found.push(name.clone());
-            names(inner, found);
+            match name.as_str() {
+                "retention" => {
+                    let kept = inner.as_object().into_iter().flatten();
+                    found.extend(kept.map(|(kind, _)| format!("retention.{kind}")));
+                }
+                _ => {
+                    found.push(name.clone());
+                    names(inner, found);
+                }
+            }
         }
     }
     let guide = read("docs/guide/configuration.md");
@@ -173,7 +181,6 @@ fn every_setting_is_in_the_guide() {
             _ => names(value, &mut found),
         }
     }
-    found.retain(|name| !["log", "sent", "dead", "keys", "retention"].contains(&name.as_str()));
     assert!(found.len() > 20, "{found:?}");
     for name in found {
         assert!(guide.contains(&format!("`{name}`")), "docs/guide/configuration.md has no `{name}`");
