@@ -5,6 +5,7 @@
 //! closes it, slowly, so that a destination that has just come back is not run over by the backlog.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,7 +16,7 @@ const FIRST_PROBE: Duration = Duration::from_millis(500);
 const LAST_PROBE: Duration = Duration::from_secs(15);
 
 /// A breaker that nobody had a message for in this long is forgotten.
-const FORGOTTEN: Duration = Duration::from_secs(10 * 60);
+const FORGOTTEN: Duration = Duration::from_secs(60);
 
 /// How long a topic may be misconfigured before its messages are Dead.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,6 +31,15 @@ pub(crate) enum Destination {
     Topic(String),
 }
 
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broker(name) => write!(f, "broker {name}"),
+            Self::Topic(name) => write!(f, "topic {name}"),
+        }
+    }
+}
+
 /// A breaker as an operator sees it.
 #[derive(Clone, Debug)]
 pub struct BreakerView {
@@ -37,6 +47,8 @@ pub struct BreakerView {
     pub destination: String,
     /// Closed off; else it is coming back.
     pub open: bool,
+    /// Nothing could be stored there until somebody changes a setting; else it cannot be reached.
+    pub misconfigured: bool,
     /// Since when.
     pub since: SystemTime,
     /// What it last said.
@@ -112,7 +124,7 @@ impl Breakers {
         let limit = match breaker.state {
             State::Returning { limit } => limit.saturating_mul(4),
             State::Open { .. } => {
-                tracing::info!(?destination, down_for = ?breaker.since.elapsed(), "the destination is back");
+                tracing::info!(%destination, down_for = ?breaker.since.elapsed(), "the destination is back");
                 SLOW_START
             }
         };
@@ -127,7 +139,7 @@ impl Breakers {
     pub(crate) fn failed(&self, destination: &Destination, error: &str, expired: bool, now: Instant) {
         let mut all = self.all();
         let breaker = all.entry(destination.clone()).or_insert_with(|| {
-            tracing::warn!(?destination, error, "the destination is down: nothing is claimed for it");
+            tracing::warn!(%destination, error, "the destination is down: nothing is claimed for it");
             Breaker {
                 since: now,
                 since_wall: SystemTime::now(),
@@ -158,11 +170,9 @@ impl Breakers {
 
     pub(crate) fn views(&self) -> Vec<BreakerView> {
         let view = |(destination, breaker): (&Destination, &Breaker)| BreakerView {
-            destination: match destination {
-                Destination::Broker(name) => format!("broker {name}"),
-                Destination::Topic(name) => format!("topic {name}"),
-            },
+            destination: destination.to_string(),
             open: !matches!(breaker.state, State::Returning { .. }),
+            misconfigured: matches!(destination, Destination::Topic(_)),
             since: breaker.since_wall,
             error: breaker.error.clone(),
         };

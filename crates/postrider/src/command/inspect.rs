@@ -126,7 +126,7 @@ pub(super) fn message(view: &MessageView, output: &mut Output) -> Result<(), Fai
         pairs.push(("held", Cell::new("waits behind an earlier message of its key")));
     }
     if view.delivery_epoch > 0 {
-        pairs.push(("sent anew", Cell::new(format!("{} times", view.delivery_epoch))));
+        pairs.push(("delivery", Cell::new(format!("sent anew {}×", view.delivery_epoch))));
     }
     for acknowledgement in &view.acknowledgements {
         let said = acknowledgement.acknowledged_at.map_or_else(

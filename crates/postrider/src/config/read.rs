@@ -76,7 +76,8 @@ impl<'a> Reader<'a> {
             |found| found.value,
         );
         let defaults = Retention::default();
-        let mut kept = self.section("store.retention", section.take("retention"), &["sent", "dead", "keys", "audit"]);
+        let mut kept =
+            self.section("store.retention", section.take("retention"), &["sent", "dead", "keys", "audit"]);
         let retention = Retention {
             sent: kept.duration("sent", defaults.sent),
             dead: kept.duration("dead", defaults.dead),

@@ -20,10 +20,11 @@ impl Config {
         writeln!(out, "[store]\nurl = {}", quoted(&redacted(&self.store.url)))?;
         writeln!(
             out,
-            "retention = {{ sent = \"{}\", dead = \"{}\", keys = \"{}\" }}",
+            "retention = {{ sent = \"{}\", dead = \"{}\", keys = \"{}\", audit = \"{}\" }}",
             duration_text(kept.sent),
             duration_text(kept.dead),
-            duration_text(kept.keys)
+            duration_text(kept.keys),
+            duration_text(kept.audit)
         )?;
         writeln!(
             out,

@@ -84,7 +84,12 @@ impl Pulse {
 fn said_of(breaker: &relay::BreakerView) -> String {
     let since = relative(DateTime::<Utc>::from(breaker.since), Utc::now());
     if breaker.open {
-        format!("closed off {since}: {}; messages wait and spend no attempts", breaker.error)
+        let fate = if breaker.misconfigured {
+            "its messages wait for a minute and are dead then"
+        } else {
+            "messages wait and spend no attempts"
+        };
+        format!("closed off {since}: {}; {fate}", breaker.error)
     } else {
         format!("coming back; closed off {since}: {}", breaker.error)
     }

@@ -123,7 +123,17 @@ fn group(
     let wrong = |error: inbox::BadHandler| Failure::usage(format!("consumers.{name}.handler: {error}"));
     let handler = match &consumer.handler {
         Handler::Log => inbox::Handler::Log,
-        Handler::Sql(statement) => inbox::Handler::Sql(statement.clone()),
+        Handler::Sql(statement) => {
+            match store.check_sql(statement) {
+                Ok(()) => {}
+                // The application may make its table later; until then the group waits and loses nothing.
+                Err(error) if error.is_transient() => {
+                    tracing::warn!(group = name, %error, "the handler must wait")
+                }
+                Err(error) => return Err(Failure::usage(format!("consumers.{name}.handler: {error}"))),
+            }
+            inbox::Handler::Sql(statement.clone())
+        }
         Handler::Http { url, timeout } => {
             inbox::Handler::Http(HttpHandler::new(url).map_err(wrong)?.timeout(*timeout))
         }

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rusqlite::types::Value;
 use rusqlite::{Connection, Statement};
@@ -36,11 +37,16 @@ pub(super) fn run_caught(
 /// database at `connection`.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// Says what is wrong with it. A table that is not there (yet) is [`Error::Unavailable`]: a handler waits for it.
 pub fn check_sql(connection: &Connection, sql: &str) -> Result<(), Error> {
     let refused = |why: String| Error::Refused(format!("the handler's SQL cannot be used: {why}"));
     check_shape(sql).map_err(refused)?;
-    let statement = connection.prepare(sql).map_err(|error| refused(error.to_string()))?;
+    let statement = connection.prepare(sql).map_err(|error| match error.to_string() {
+        missing if missing.contains("no such table") => {
+            Error::Unavailable { reason: missing, retry_after: Duration::from_secs(1) }
+        }
+        other => refused(other),
+    })?;
     for index in 1..=statement.parameter_count() {
         let name = statement.parameter_name(index).unwrap_or("?");
         if !PARAMETERS.contains(&name) {
