@@ -9,7 +9,7 @@ use std::time::Duration;
 use message::Message;
 use rusqlite::Connection;
 use store::sqlite::{SqlHandler, SqliteStore, check_sql};
-use store::{Arrival, Handled, Inbox, InboxCounts, InboxRules, Receipt, Work};
+use store::{Append, Arrival, Handled, Inbox, InboxCounts, InboxRules, Inspect, Receipt, Work};
 use tempfile::TempDir;
 
 const GROUP: &str = "billing";
@@ -168,4 +168,23 @@ async fn pages_and_what_is_due_are_found_by_index_and_never_sorted() {
         assert!(plan.contains(search), "{sql}\n{plan}");
         assert!(!plan.contains("TEMP B-TREE") && !plan.contains("SCAN"), "{sql}\n{plan}");
     }
+}
+
+#[tokio::test]
+async fn a_message_that_an_inbox_gave_up_is_acknowledged_and_kept_in_the_audit() {
+    let place = Place::new();
+    let relay = testkit::store::Relay::with_all_lanes(Arc::new(place.store.clone())).await;
+    let arrival = arrival("\"too odd\"");
+    place.store.append(vec![arrival.message.clone().into()]).await.unwrap();
+    relay.drain(10, &store::Verdict::Sent { ack_groups: vec![GROUP.to_owned()] }).await;
+    let give_up: SqlHandler = Arc::new(|_, _, _| Handled::Dead { error: "never".to_owned() });
+    place.store.process_with(GROUP, vec![arrival.clone()], give_up, &rules()).await.unwrap();
+    assert_eq!(place.count("unacknowledged"), 1);
+
+    place.store.drop_parked(GROUP, arrival.message.id, "a person").await.unwrap();
+    assert_eq!((place.count("unacknowledged"), place.count("acknowledgements")), (0, 1));
+    let page = store::Page { after: None, limit: 1, newest_first: true };
+    let audit = place.store.audit(page).await.unwrap().items.remove(0);
+    assert_eq!((audit.actor.as_str(), audit.action.as_str()), ("a person", "inbox discard"));
+    assert!(audit.detail.contains("too odd"), "{}", audit.detail);
 }

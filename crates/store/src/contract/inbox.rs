@@ -217,7 +217,8 @@ pub trait Inbox: Send + Sync {
     /// or, while an earlier one of its key holds it back, in its turn.
     async fn unpark(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error>;
 
-    /// Gives up a Dead or parked message of the inbox; what waited behind it goes on.
+    /// Gives up a Dead or parked message of the inbox; what waited behind it goes on. If the message was written to
+    /// this store, the group has acknowledged it: its producer need not wait. The audit keeps what it said.
     async fn drop_parked(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error>;
 
     /// How the group is doing, without a scan.

@@ -122,22 +122,27 @@ fn detail(before: &Record, after: Option<&Record>) -> String {
 }
 
 fn view(record: &Record) -> Value {
-    let payload = &record.message.payload;
-    let (name, payload) = match std::str::from_utf8(payload) {
+    let mut view = contents(&record.message);
+    view["status"] = json!(record.state.status);
+    view["attempts"] = json!(record.state.attempts);
+    view["deadReason"] = json!(record.dead_reason);
+    view["lastError"] = json!(record.last_error);
+    view
+}
+
+/// All that a message says, to the last byte.
+pub(super) fn contents(message: &Message) -> Value {
+    let (name, payload) = match std::str::from_utf8(&message.payload) {
         Ok(text) => ("payload", text.to_owned()),
-        Err(_) => ("payloadBase64", BASE64_STANDARD.encode(payload)),
+        Err(_) => ("payloadBase64", BASE64_STANDARD.encode(&message.payload)),
     };
     json!({
-        "status": record.state.status,
-        "topic": record.message.topic,
-        "key": record.message.key,
-        "type": record.message.kind,
+        "topic": message.topic,
+        "key": message.key,
+        "type": message.kind,
         name: payload,
-        "contentType": record.message.content_type,
-        "headers": record.message.headers,
-        "attempts": record.state.attempts,
-        "deadReason": record.dead_reason,
-        "lastError": record.last_error,
+        "contentType": message.content_type,
+        "headers": message.headers,
     })
 }
 

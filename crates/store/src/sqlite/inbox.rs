@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::SqliteStore;
-use super::amend::{Acknowledger, audit};
+use super::amend::{Acknowledger, audit, contents};
 use super::inspect::direction;
 use super::row::{id, millis, now, optional_text, text, time};
 use crate::{
@@ -112,8 +112,13 @@ impl Inbox for SqliteStore {
         let (group, actor) = (group.to_owned(), actor.to_owned());
         self.file
             .write(move |connection| {
-                parked::discard(connection, &group, id)?;
-                audit(connection, &actor, "inbox discard", id, &of_group(&group))
+                let message = parked::discard(connection, &group, id)?;
+                // The group will never do it: the producer must not wait for it for ever.
+                let mut acknowledger = Acknowledger::new(connection)?;
+                acknowledger.acknowledge(id, &group)?;
+                acknowledger.finish()?;
+                let detail = serde_json::json!({ "group": group, "before": contents(&message) });
+                audit(connection, &actor, "inbox discard", id, &detail.to_string())
             })
             .await
     }

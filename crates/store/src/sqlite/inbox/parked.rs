@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use message::MessageId;
+use message::{Message, MessageId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::super::row::{MESSAGE_COLUMNS, headers_json, message, millis, now, time};
+use super::super::row::{MESSAGE_COLUMNS, headers_json, message, message_columns, millis, now, time};
 use super::super::settle::clip;
 use super::{GroupDesk, OTHER_CONTENT, digest, directed, page_start};
 use crate::{Arrival, Error, Page, Paged, Parked, Receipt};
@@ -296,40 +296,34 @@ pub(super) fn unpark(connection: &Connection, group: &str, id: MessageId) -> Res
     Ok(())
 }
 
-pub(super) fn discard(connection: &Connection, group: &str, id: MessageId) -> Result<(), Error> {
-    struct Gone {
-        group: i64,
-        topic: String,
-        key: Option<String>,
-        dead: bool,
-        /// It waited behind another: those behind it wait for that one, too.
-        follower: bool,
-    }
+/// Removes a parked message and answers it, for the audit.
+pub(super) fn discard(connection: &Connection, group: &str, id: MessageId) -> Result<Message, Error> {
     let gone = connection
         .query_row(
-            "DELETE FROM inbox_parked WHERE id = ?2 AND grp = (SELECT grp FROM inbox_groups WHERE name = ?1)
-             RETURNING grp, topic, key, dead, dead = 0 AND next_attempt_at IS NULL",
+            concat!(
+                "DELETE FROM inbox_parked WHERE id = ?2 AND grp = (SELECT grp FROM inbox_groups WHERE name = ?1)
+                 RETURNING ",
+                message_columns!(),
+                ", grp, dead, dead = 0 AND next_attempt_at IS NULL"
+            ),
             params![group, id.to_string()],
             |row| {
-                Ok(Gone {
-                    group: row.get(0)?,
-                    topic: row.get(1)?,
-                    key: row.get(2)?,
-                    dead: row.get(3)?,
-                    follower: row.get(4)?,
-                })
+                const EXTRA: usize = MESSAGE_COLUMNS;
+                let (dead, follower): (bool, bool) = (row.get(EXTRA + 1)?, row.get(EXTRA + 2)?);
+                Ok((message(row)?, row.get::<_, i64>(EXTRA)?, dead, follower))
             },
         )
         .optional()?;
-    let Some(gone) = gone else { return Err(not_parked(group, id)) };
+    let Some((message, number, dead, follower)) = gone else { return Err(not_parked(group, id)) };
     connection.execute(
         "UPDATE inbox_groups SET dead = dead - ?2, parked = parked - NOT ?2 WHERE name = ?1",
-        params![group, gone.dead],
+        params![group, dead],
     )?;
-    if let Some(key) = gone.key.filter(|_| !gone.follower) {
-        wake_next(connection, gone.group, &gone.topic, &key, now(connection)?)?;
+    // One that waited behind another leaves that one as it is: those behind both go on waiting.
+    if let Some(key) = message.key.as_ref().filter(|_| !follower) {
+        wake_next(connection, number, &message.topic, key, now(connection)?)?;
     }
-    Ok(())
+    Ok(message)
 }
 
 fn not_parked(group: &str, id: MessageId) -> Error {
