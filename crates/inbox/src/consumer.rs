@@ -21,13 +21,16 @@ use crate::breaker::{Backoff, Breaker};
 use crate::group::Group;
 use crate::housekeeping;
 use crate::status::{Board, Monitor, Need, Status};
-use crate::worker::{Stop, Worker};
+use crate::worker::{Stop, Take, Worker};
 
 /// The wait after a broker refused: somebody has to act first.
 const MISCONFIGURED: Duration = Duration::from_secs(30);
 
 /// The longest wait for another worker that has the next message.
 const BUSY: Duration = Duration::from_secs(1);
+
+/// How long a broker that may be gone has for a farewell.
+const CLOSING: Duration = Duration::from_secs(5);
 
 /// The wait before a task that panicked is started again.
 const PANICKED: Duration = Duration::from_secs(1);
@@ -181,27 +184,40 @@ impl Receiving {
         mut subscription: Box<dyn Subscription>,
         reconnects: &mut Backoff,
     ) -> Result<(), ReceiveError> {
+        let served = self.feed(subscription.as_mut(), reconnects).await;
+        // After a failure too: the member that it leaves behind would keep its partitions from the next one.
+        if tokio::time::timeout(CLOSING, subscription.close()).await.is_err() {
+            let group = self.worker.group.name();
+            warn!(group, "the subscription could not be closed in time; its leases will run out");
+        }
+        served
+    }
+
+    async fn feed(
+        &self,
+        subscription: &mut dyn Subscription,
+        reconnects: &mut Backoff,
+    ) -> Result<(), ReceiveError> {
         let mut stop = self.stop.clone();
         let mut busy = Backoff::default();
-        while let Some(max) = self.worker.ready(self.worker.group.batch(), &mut stop).await {
+        while let Some(take) = self.worker.ready(self.worker.group.batch(), &mut stop).await {
             let deliveries = tokio::select! {
                 biased;
                 () = stop.asked() => break,
-                received = subscription.receive(max) => received?,
+                received = subscription.receive(take.max) => received?,
             };
             reconnects.reset();
             if deliveries.is_empty() {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let moved = self.turn(subscription.as_mut(), deliveries, &mut stop).await?;
+            let moved = self.turn(subscription, deliveries, take, &mut stop).await?;
             if moved {
                 busy.reset();
             } else if !stop.wait(busy.next().min(BUSY)).await {
                 break;
             }
         }
-        subscription.close().await;
         Ok(())
     }
 
@@ -210,6 +226,7 @@ impl Receiving {
         &self,
         subscription: &mut dyn Subscription,
         deliveries: Vec<Delivery>,
+        take: Take,
         stop: &mut Stop,
     ) -> Result<bool, ReceiveError> {
         let Worker { group, board, .. } = self.worker.as_ref();
@@ -222,7 +239,7 @@ impl Receiving {
             positions.push(position);
             arrivals.push(Arrival { message, seq, delivery });
         }
-        let Some(receipts) = self.worker.work(arrivals, stop).await else {
+        let Some(receipts) = self.worker.work(arrivals, take, stop).await else {
             let split = Split::nothing(&positions);
             subscription.give_back(&split.again).await?;
             return Ok(false);

@@ -15,6 +15,7 @@ use crate::acknowledge::{Acknowledge, Ear, Untold};
 use crate::breaker::Backoff;
 use crate::handler::Handler;
 use crate::reserved;
+use crate::suspect::Suspects;
 
 /// Messages handled at the same time outside the store, when nothing else is said.
 const CONCURRENCY: usize = 16;
@@ -41,6 +42,7 @@ pub struct Group {
     concurrency: usize,
     lease: Option<Duration>,
     keep_ids: Duration,
+    suspects: Arc<Suspects>,
 }
 
 impl Group {
@@ -55,6 +57,7 @@ impl Group {
             concurrency: CONCURRENCY,
             lease: None,
             keep_ids: KEEP_IDS,
+            suspects: Arc::default(),
         }
     }
 
@@ -217,6 +220,17 @@ impl Group {
 
     pub(crate) fn rules(&self) -> &InboxRules {
         &self.rules
+    }
+
+    pub(crate) fn suspects(&self) -> &Arc<Suspects> {
+        &self.suspects
+    }
+
+    /// The topic and key within which order matters to this group.
+    pub(crate) fn lane(&self, arrival: &Arrival) -> Option<(String, String)> {
+        let message = &arrival.message;
+        let key = message.key.as_ref().filter(|_| self.rules.ordered)?;
+        Some((message.topic.clone(), key.clone()))
     }
 
     pub(crate) fn workers(&self) -> usize {

@@ -24,7 +24,9 @@ use self::http::HttpHandler;
 /// # Contract
 /// 1. A message may be handled again after a crash: the same id means the same work.
 /// 2. Messages of one topic and key are handled one at a time; others at the same time.
-/// 3. [`Handled::Unavailable`] is for when no message could be handled now; it blames none of them.
+/// 3. [`Handled::Unavailable`] is for when no message could be handled now; it blames none of them. A message that
+///    is answered like this again and again while others are handled is to blame after all: that costs it one
+///    attempt, as [`Handled::Retry`] would.
 #[async_trait]
 pub trait Handle: Send + Sync {
     /// Does the work of `arrival` for `group`.
@@ -53,6 +55,15 @@ impl<E: fmt::Display> Verdict for Result<(), E> {
             Err(error) => Handled::Retry { error: error.to_string(), after: None },
         }
     }
+}
+
+/// What a run of a handler showed.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// What it said of the message.
+    pub(crate) handled: Handled,
+    /// Whether somebody was there to take the message. If not, what was said is no message's doing.
+    pub(crate) reached: bool,
 }
 
 /// How a group handles its messages.
@@ -114,20 +125,25 @@ impl Handler {
     }
 
     /// Runs it on one message, for `limit` at most. A handler that panics or hangs fails that message only.
-    pub(crate) async fn run(&self, group: &str, arrival: &Arrival, limit: Duration) -> Handled {
+    pub(crate) async fn run(&self, group: &str, arrival: &Arrival, limit: Duration) -> Ran {
+        let reached = |handled| Ran { handled, reached: true };
         let work = async {
             match self {
-                Self::Log | Self::Sql(_) => Handled::Done,
+                Self::Log | Self::Sql(_) => reached(Handled::Done),
                 #[cfg(feature = "http")]
                 Self::Http(handler) => handler.handle(group, arrival).await,
-                Self::Command(handler) => handler.handle(group, arrival).await,
-                Self::Custom(handler) => handler.handle(group, arrival).await,
+                Self::Command(handler) => {
+                    let handled = handler.handle(group, arrival).await;
+                    // It says so only of a program that cannot be started.
+                    Ran { reached: !matches!(handled, Handled::Unavailable { .. }), handled }
+                }
+                Self::Custom(handler) => reached(handler.handle(group, arrival).await),
             }
         };
         match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
-            Ok(Ok(handled)) => handled,
-            Ok(Err(panic)) => retry(format!("the handler panicked: {}", panic_text(panic.as_ref()))),
-            Err(_) => retry(format!("the handler took longer than {limit:?}")),
+            Ok(Ok(ran)) => ran,
+            Ok(Err(panic)) => reached(retry(format!("the handler panicked: {}", panic_text(panic.as_ref())))),
+            Err(_) => reached(retry(format!("the handler took longer than {limit:?}"))),
         }
     }
 }

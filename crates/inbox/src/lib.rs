@@ -18,6 +18,7 @@ mod reserved;
 #[cfg(feature = "sqlx")]
 pub mod sqlx;
 mod status;
+mod suspect;
 mod worker;
 
 pub use acknowledge::Acknowledge;

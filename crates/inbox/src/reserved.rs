@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::group::Group;
 use crate::handler::Handler;
+use crate::suspect::Suspects;
 
 /// The wait between tries to write conclusions while the store is busy.
 const STORE_BUSY: Duration = Duration::from_millis(100);
@@ -96,9 +97,7 @@ impl<'a> Batch<'a> {
 
     /// The topic and key within which order matters.
     fn lane(&self, place: usize) -> Option<(String, String)> {
-        let message = &self.arrivals[place].message;
-        let key = message.key.as_ref().filter(|_| self.group.rules().ordered)?;
-        Some((message.topic.clone(), key.clone()))
+        self.group.lane(&self.arrivals[place])
     }
 
     /// Keys of which a message must come again from the broker, and what was said of it.
@@ -157,6 +156,8 @@ impl<'a> Batch<'a> {
             group: self.group.shared_name(),
             handler: self.group.handler().clone(),
             limit: self.group.limit(),
+            suspects: Arc::clone(self.group.suspects()),
+            give_up_after: self.group.rules().retry.give_up_after,
             until,
             arrivals: Arc::clone(&self.arrivals),
             workers: Arc::new(Semaphore::new(self.group.workers())),
@@ -242,6 +243,8 @@ struct Runner {
     group: Arc<str>,
     handler: Handler,
     limit: Duration,
+    suspects: Arc<Suspects>,
+    give_up_after: Duration,
     until: Instant,
     arrivals: Arc<Vec<Arrival>>,
     workers: Arc<Semaphore>,
@@ -266,7 +269,8 @@ impl Runner {
             }
             let arrival = &self.arrivals[turn.place];
             debug!(message_id = %arrival.message.id, group = %self.group, "handing over");
-            let handled = self.handler.run(&self.group, arrival, self.limit).await;
+            let ran = self.handler.run(&self.group, arrival, self.limit).await;
+            let handled = self.suspects.weigh(arrival.message.id, ran, self.give_up_after);
             if let Handled::Unavailable { error } = &handled {
                 self.down.store(true, Ordering::Relaxed);
                 stopped = Some(error.clone());

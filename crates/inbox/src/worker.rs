@@ -1,5 +1,6 @@
 //! What the tasks of a consumer share: handling messages, noticing what is down, and telling the producer.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,19 +43,78 @@ pub(crate) struct Worker {
     pub(crate) breaker: Breaker,
 }
 
+/// How many messages may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Take {
+    pub(crate) max: usize,
+    /// Only to see whether the handler is back: most of them are not handled.
+    probing: bool,
+}
+
 impl Worker {
     /// Waits until messages may be handled and answers how many of at most `max`; `None` when asked to stop.
-    pub(crate) async fn ready(&self, max: usize, stop: &mut Stop) -> Option<usize> {
-        tokio::select! {
+    pub(crate) async fn ready(&self, max: usize, stop: &mut Stop) -> Option<Take> {
+        let probing = tokio::select! {
             biased;
-            () = stop.asked() => None,
-            probing = self.breaker.ready() => Some(if probing { 1 } else { max }),
-        }
+            () = stop.asked() => return None,
+            probing = self.breaker.ready() => probing,
+        };
+        let max = match probing {
+            // The others of the batch in which a suspect struck may be done by now: look past them for a witness.
+            true if self.group.suspects().any() => 2 * self.group.batch(),
+            true => 1,
+            false => max,
+        };
+        Some(Take { max, probing })
     }
 
     /// Handles `arrivals` and tells the producer. `None`: nothing is known to be finished, the broker must
     /// deliver them again.
-    pub(crate) async fn work(&self, arrivals: Vec<Arrival>, stop: &mut Stop) -> Option<Vec<Receipt>> {
+    pub(crate) async fn work(
+        &self,
+        arrivals: Vec<Arrival>,
+        take: Take,
+        stop: &mut Stop,
+    ) -> Option<Vec<Receipt>> {
+        if take.probing && arrivals.len() > 1 {
+            self.probe(&arrivals, stop).await
+        } else {
+            self.work_all(arrivals, stop).await
+        }
+    }
+
+    /// Tries one message after another until one shows whether the handler is down; those that may be to blame
+    /// themselves only if no other can tell.
+    async fn probe(&self, arrivals: &[Arrival], stop: &mut Stop) -> Option<Vec<Receipt>> {
+        let not_tried = Receipt::Unavailable { error: "not tried: the handler is down".to_owned() };
+        let mut receipts = vec![not_tried; arrivals.len()];
+        let is_suspect = |place: &usize| self.group.suspects().is_suspect(&arrivals[*place]);
+        let (suspects, others): (Vec<usize>, Vec<usize>) = (0..arrivals.len()).partition(is_suspect);
+        // Nothing passes an earlier one of its key.
+        let mut stuck: HashMap<_, usize> = HashMap::new();
+        for place in &suspects {
+            self.group.lane(&arrivals[*place]).map(|lane| stuck.entry(lane).or_insert(*place));
+        }
+        for place in others.into_iter().chain(suspects) {
+            let lane = self.group.lane(&arrivals[place]);
+            if lane.as_ref().and_then(|lane| stuck.get(lane)).is_some_and(|earlier| *earlier < place) {
+                continue;
+            }
+            let runs = self.group.suspects().runs();
+            let receipt = self.work_all(vec![arrivals[place].clone()], stop).await?.pop()?;
+            if !matches!(receipt, Receipt::Done | Receipt::Duplicate) {
+                lane.map(|lane| stuck.insert(lane, place));
+            }
+            receipts[place] = receipt;
+            // One that was done before, or waits, never came to the handler and tells nothing.
+            if self.group.suspects().runs() > runs {
+                break;
+            }
+        }
+        Some(receipts)
+    }
+
+    async fn work_all(&self, arrivals: Vec<Arrival>, stop: &mut Stop) -> Option<Vec<Receipt>> {
         let ids: Vec<_> = arrivals.iter().map(|arrival| arrival.message.id).collect();
         let receipts = match self.group.handle(arrivals).await {
             Ok(receipts) => receipts,

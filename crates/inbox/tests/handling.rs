@@ -5,14 +5,14 @@
 mod world;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use inbox::{CommandHandler, Condition, Handler, HttpHandler};
 use message::Message;
-use store::{Inbox, Page, Receipt};
+use store::{Inbox, InboxCounts, Page, Receipt};
 use tokio::net::TcpListener;
 use world::{Endpoint, GROUP, TOPIC, World, arrival, messages, ok, until};
 
@@ -126,6 +126,65 @@ async fn an_endpoint_that_dies_under_its_requests_is_down_and_no_message_is_to_b
     let receipts = group.process(vec![arrival(Message::new(TOPIC, "{}"))]).await.unwrap();
     dies.await.unwrap();
     assert!(matches!(&receipts[..], [Receipt::Unavailable { .. }]), "{receipts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_makes_its_endpoint_unavailable_is_put_aside_and_the_rest_goes_on() {
+    let world = World::with_partitions(1);
+    let endpoint = Endpoint::new(|_, request| match request.text().as_str() {
+        "poison" => (StatusCode::BAD_GATEWAY, "not with this one".to_owned()),
+        _ => ok(),
+    })
+    .await;
+    let mut all = messages(50, 4);
+    all.insert(5, Message::new(TOPIC, "poison").key("k5"));
+    world.publish(&all).await;
+    let running = world.start(world.group(http(&endpoint)));
+    // All but those of its own key, which wait behind it.
+    world.processed(196).await;
+    // It is not tried for ever, and it no longer holds up the others meanwhile.
+    until(|| async { world.counts().await.dead == 1 }).await;
+    world.publish(&[Message::new(TOPIC, "later")]).await;
+    world.processed(197).await;
+    running.drain().await;
+    let kept = world.store.parked(GROUP, ALL).await.unwrap().items;
+    assert_eq!((kept.len(), kept[0].arrival.message.id), (5, all[5].id));
+    assert!(kept[0].error.contains("not with this one"), "{}", kept[0].error);
+    assert!(kept[1..].iter().all(|kept| kept.attempts == 0), "nobody else is to blame");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_answers_all_messages_with_503_costs_no_attempt() {
+    let world = World::with_partitions(1);
+    let is_down = Arc::new(AtomicBool::new(true));
+    let down = Arc::clone(&is_down);
+    let endpoint = Endpoint::new(move |_, _| match down.load(Ordering::SeqCst) {
+        true => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
+        false => ok(),
+    })
+    .await;
+    let all = messages(20, 2);
+    world.publish(&all).await;
+    let running = world.start(world.group(http(&endpoint)));
+    // The first is a suspect by then, and others are tried in its place.
+    until(|| async { most_asked(&endpoint) >= 3 }).await;
+    let asked = endpoint.requests().len();
+    until(|| async { endpoint.requests().len() >= asked + 2 }).await;
+    assert_eq!(world.counts().await, InboxCounts::default());
+    is_down.store(false, Ordering::SeqCst);
+    world.processed(40).await;
+    running.drain().await;
+    let counts = world.counts().await;
+    assert_eq!((counts.parked, counts.dead), (0, 0));
+}
+
+/// How often the endpoint saw the message that it saw most often.
+fn most_asked(endpoint: &Endpoint) -> usize {
+    let mut asked: BTreeMap<String, usize> = BTreeMap::new();
+    for request in endpoint.requests() {
+        *asked.entry(request.header("postrider-message-id")).or_default() += 1;
+    }
+    asked.into_values().max().unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AF
 use reqwest::{Client, Response, StatusCode, Url, redirect};
 use store::{Arrival, Handled};
 
-use super::{BadHandler, retry};
+use super::{BadHandler, Ran, retry};
 
 /// How long an endpoint has to answer when nothing else is said.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,6 +48,11 @@ const NOT_FORWARDED: [&str; 12] = [
 /// 2xx is done. 408, 425, 429 and 5xx are tried again; so is an answer that does not come in time. 502, 503, 504 and
 /// an endpoint that cannot be reached pause the group, and so do 401, 405, 407 and redirects, which no message can
 /// mend. Every other answer says that this message will never succeed.
+///
+/// A message that gets one of the answers that pause the group, or ends the endpoint, again and again while other
+/// messages are handled is to blame after all: it is put aside for a later try, which costs it an attempt, and the
+/// group goes on. An endpoint that answers like this for all messages, or that cannot be reached, costs none of them
+/// anything until `give_up_after` is over.
 #[derive(Clone)]
 pub struct HttpHandler {
     client: Client,
@@ -100,13 +105,16 @@ impl HttpHandler {
         self.timeout + Duration::from_secs(2)
     }
 
-    pub(crate) async fn handle(&self, group: &str, arrival: &Arrival) -> Handled {
+    pub(crate) async fn handle(&self, group: &str, arrival: &Arrival) -> Ran {
         let mut headers = headers(group, arrival);
         headers.extend(self.headers.as_ref().clone());
         let request = self.client.post(self.url.clone()).headers(headers).timeout(self.timeout);
         match request.body(arrival.message.payload.clone()).send().await {
-            Ok(response) => self.judge(response).await,
-            Err(error) => self.failed(&error).await,
+            Ok(response) => Ran { handled: self.judge(response).await, reached: true },
+            Err(error) => {
+                let reached = !error.is_connect() && !error.is_builder();
+                Ran { handled: self.failed(&error).await, reached }
+            }
         }
     }
 

@@ -33,11 +33,15 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with_partitions(Config::new("").partitions)
+    }
+
+    pub(crate) fn with_partitions(partitions: u16) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the test");
         let store = SqliteStore::open(folder.path().join("store.db")).expect("a store");
         // A member that dies is missed soon, so that tests need not wait for it.
         let lease = Duration::from_secs(1);
-        let config = Config { lease, ..Config::new(folder.path().join("broker.db")) };
+        let config = Config { lease, partitions, ..Config::new(folder.path().join("broker.db")) };
         let broker = Broker::open(config).expect("a broker");
         Self { _folder: folder, store: Arc::new(store), broker: Arc::new(broker) }
     }
