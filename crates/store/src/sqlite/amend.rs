@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use message::{Event, Message, MessageId, Next, Status, step};
-use rusqlite::{Connection, OptionalExtension, params};
+use message::{Event, Message, MessageId, Next, State, Status, step};
+use rusqlite::{Connection, OptionalExtension, Params, params};
 use serde_json::{Value, json};
 
 use super::inspect::{find, in_flight};
@@ -59,7 +59,7 @@ impl Amend for SqliteStore {
                 let mut acknowledger = Acknowledger::new(connection)?;
                 let answers = done
                     .iter()
-                    .map(|(id, group)| acknowledger.acknowledge(*id, group))
+                    .map(|(id, group)| acknowledger.acknowledge(*id, None, group))
                     .collect::<Result<Vec<_>, Error>>()?;
                 acknowledger.finish()?;
                 Ok(answers)
@@ -186,6 +186,9 @@ pub(super) fn forget(connection: &Connection, seq: i64) -> Result<u64, Error> {
     Ok(removed as u64)
 }
 
+/// Where a message is, when it was sent, who must acknowledge it, and its state.
+type Found = (i64, Option<i64>, Option<Vec<String>>, State);
+
 /// Records that groups are done, in one transaction.
 pub(super) struct Acknowledger<'a> {
     connection: &'a Connection,
@@ -204,18 +207,22 @@ impl<'a> Acknowledger<'a> {
         Ok(self.tally.write(self.connection)?)
     }
 
-    pub(super) fn acknowledge(&mut self, id: MessageId, group: &str) -> Result<Acknowledged, Error> {
-        let found = self
-            .connection
-            .prepare_cached(
-                "SELECT seq, sent_at, ack_groups, status, attempts, crashes, delivery_epoch
-                 FROM outbox_events WHERE id = ?1",
-            )?
-            .query_row([id.to_string()], |row| {
-                let seq: i64 = row.get(0)?;
-                Ok((seq, row.get::<_, Option<i64>>(1)?, groups(row, 2)?, state(row, 3, false)?))
-            })
-            .optional()?;
+    /// `seq` is where the message probably stands: looking there first saves the way through the index of ids.
+    pub(super) fn acknowledge(
+        &mut self,
+        id: MessageId,
+        seq: Option<i64>,
+        group: &str,
+    ) -> Result<Acknowledged, Error> {
+        let id = id.to_string();
+        let found = match seq {
+            Some(seq) => self.find("seq = ?2 AND id = ?1", params![id, seq])?,
+            None => None,
+        };
+        let found = match found {
+            Some(found) => Some(found),
+            None => self.find("id = ?1", params![id])?,
+        };
         let Some((seq, sent_at, groups, mut state)) = found else { return Ok(Acknowledged::Unknown) };
         if groups.is_some_and(|groups| !groups.iter().any(|name| name == group)) {
             return Ok(Acknowledged::NotAsked);
@@ -243,6 +250,19 @@ impl<'a> Acknowledger<'a> {
         let waited = sent_at.map_or(Duration::ZERO, |sent_at| between(sent_at, self.now));
         self.tally.waited(Wait::SentToAcknowledged, waited);
         Ok(Acknowledged::New)
+    }
+
+    fn find(&self, place: &str, parameters: impl Params) -> Result<Option<Found>, Error> {
+        Ok(self
+            .connection
+            .prepare_cached(&format!(
+                "SELECT seq, sent_at, ack_groups, status, attempts, crashes, delivery_epoch
+                 FROM outbox_events WHERE {place}"
+            ))?
+            .query_row(parameters, |row| {
+                Ok((row.get(0)?, row.get(1)?, groups(row, 2)?, state(row, 3, false)?))
+            })
+            .optional()?)
     }
 
     fn flies(&mut self, seq: i64) -> Result<bool, Error> {

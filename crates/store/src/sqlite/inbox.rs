@@ -4,7 +4,6 @@ mod forget;
 mod parked;
 mod work;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,13 +14,14 @@ use uuid::Uuid;
 
 use super::SqliteStore;
 use super::amend::{Acknowledger, audit, contents};
-use super::inspect::direction;
+use super::inspect::{direction, start};
 use super::row::{id, millis, now, optional_text, text, time};
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Reservation, Work,
 };
 use parked::Standing;
+use work::Job;
 pub use work::{SqlHandler, check_sql};
 
 /// Why an id that returns with other content is not worked on.
@@ -36,11 +36,11 @@ impl Inbox for SqliteStore {
         work: &Work,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let handler: SqlHandler = match work {
-            Work::Mark => Arc::new(|_, _, _| Handled::Done),
-            Work::Sql(statement) => work::statement(statement.clone()),
+        let job = match work {
+            Work::Mark => Job::Nothing,
+            Work::Sql(statement) => Job::statement(statement),
         };
-        self.process_with(group, arrivals, handler, rules).await
+        self.work(group, arrivals, job, rules).await
     }
 
     async fn reserve(
@@ -115,7 +115,7 @@ impl Inbox for SqliteStore {
                 let message = parked::discard(connection, &group, id)?;
                 // The group will never do it: the producer must not wait for it for ever.
                 let mut acknowledger = Acknowledger::new(connection)?;
-                acknowledger.acknowledge(id, &group)?;
+                acknowledger.acknowledge(id, None, &group)?;
                 acknowledger.finish()?;
                 let detail = serde_json::json!({ "group": group, "before": contents(&message) });
                 audit(connection, &actor, "inbox discard", id, &detail.to_string())
@@ -165,8 +165,18 @@ impl SqliteStore {
         handler: SqlHandler,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let name = group.to_owned();
+        self.work(group, arrivals, Job::Function(handler), rules).await
+    }
+
+    async fn work(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        job: Job,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
         self.in_group(group, rules, move |desk| {
+            let undoes_itself = job.undoes_itself(desk.connection)?;
             let mut unavailable: Option<Receipt> = None;
             arrivals
                 .iter()
@@ -174,7 +184,7 @@ impl SqliteStore {
                     if let Some(receipt) = &unavailable {
                         return Ok(receipt.clone());
                     }
-                    let receipt = desk.process(&name, arrival, &handler)?;
+                    let receipt = desk.process(arrival, &job, undoes_itself)?;
                     if matches!(receipt, Receipt::Unavailable { .. }) {
                         unavailable = Some(receipt.clone());
                     }
@@ -245,6 +255,8 @@ pub(super) struct GroupDesk<'a> {
     acknowledger: Option<Acknowledger<'a>>,
     /// Whether anything is parked for the group: nearly always not, and then nobody needs to look.
     parked: bool,
+    /// Whether anything is reserved for it.
+    reservations: bool,
 }
 
 /// What a transaction adds to the group's counters.
@@ -262,7 +274,11 @@ impl<'a> GroupDesk<'a> {
         let acknowledger = rules.acknowledge.then(|| Acknowledger::new(connection)).transpose()?;
         let now = now(connection)?;
         let parked = parked::any(connection, group)?;
-        Ok(Self { connection, rules, name, group, now, counts: Changes::default(), acknowledger, parked })
+        let reservations = connection
+            .prepare_cached("SELECT EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = ?1)")?
+            .query_row([group], |row| row.get(0))?;
+        let counts = Changes::default();
+        Ok(Self { connection, rules, name, group, now, counts, acknowledger, parked, reservations })
     }
 
     fn finish(self) -> Result<(), Error> {
@@ -278,7 +294,17 @@ impl<'a> GroupDesk<'a> {
         self.acknowledger.map_or(Ok(()), Acknowledger::finish)
     }
 
-    fn process(&mut self, group: &str, arrival: &Arrival, handler: &SqlHandler) -> Result<Receipt, Error> {
+    fn process(&mut self, arrival: &Arrival, job: &Job, undoes_itself: bool) -> Result<Receipt, Error> {
+        // The usual case: with nothing parked or reserved, making the mark tells whether the message is new.
+        if undoes_itself && !self.parked && !self.reservations && self.mark(arrival)? {
+            let handled = self.run(arrival, job)?;
+            if handled == Handled::Done {
+                self.acknowledge(arrival)?;
+                return Ok(Receipt::Done);
+            }
+            self.unmark(arrival)?;
+            return self.conclude(arrival, 0, handled);
+        }
         let attempts = match self.standing(arrival)? {
             Standing::Settled(receipt) => return Ok(receipt),
             Standing::Free { attempts } => attempts,
@@ -287,15 +313,7 @@ impl<'a> GroupDesk<'a> {
             return Ok(Receipt::Busy);
         }
         self.connection.prepare_cached("SAVEPOINT work")?.execute([])?;
-        let handled = work::run_caught(handler, self.connection, group, arrival);
-        if self.connection.is_autocommit() {
-            // Nothing of this transaction is there any more, and nothing may be written outside of one.
-            return Err(Error::Broken(format!(
-                "the handler of {group} ended the store's transaction at message {}: it must not commit or roll back, \
-                 nor may a trigger or constraint of its tables",
-                arrival.message.id
-            )));
-        }
+        let handled = self.run(arrival, job)?;
         if handled != Handled::Done {
             self.connection.prepare_cached("ROLLBACK TO work")?.execute([])?;
         }
@@ -303,11 +321,26 @@ impl<'a> GroupDesk<'a> {
         self.conclude(arrival, attempts, handled)
     }
 
+    fn run(&self, arrival: &Arrival, job: &Job) -> Result<Handled, Error> {
+        let handled = job.run(self.connection, self.name, arrival);
+        if self.connection.is_autocommit() {
+            // Nothing of this transaction is there any more, and nothing may be written outside of one.
+            return Err(Error::Broken(format!(
+                "the handler of {} ended the store's transaction at message {}: it must not commit or roll back, \
+                 nor may a trigger or constraint of its tables",
+                self.name, arrival.message.id
+            )));
+        }
+        Ok(handled)
+    }
+
     /// Writes what the handler said, for an arrival that is free.
     fn conclude(&mut self, arrival: &Arrival, attempts: u32, handled: Handled) -> Result<Receipt, Error> {
         match handled {
             Handled::Done => {
-                self.mark(arrival)?;
+                if !self.mark(arrival)? {
+                    return Err(Error::Broken(format!("message {} was done meanwhile", arrival.message.id)));
+                }
                 self.finished(arrival)
             }
             Handled::Retry { error, after } => self.retry(arrival, attempts, error, after),
@@ -334,9 +367,10 @@ impl<'a> GroupDesk<'a> {
         Ok(Receipt::Done)
     }
 
-    fn mark(&mut self, arrival: &Arrival) -> Result<(), Error> {
+    /// Makes the mark. `false` when there is one already.
+    fn mark(&mut self, arrival: &Arrival) -> Result<bool, Error> {
         let message = &arrival.message;
-        self.connection.prepare_cached(include_str!("inbox/mark.sql"))?.execute(params![
+        let new = self.connection.prepare_cached(include_str!("inbox/mark.sql"))?.execute(params![
             self.group,
             message.id.to_string(),
             digest(arrival),
@@ -345,13 +379,21 @@ impl<'a> GroupDesk<'a> {
             arrival.seq,
             self.now
         ])?;
-        self.counts.processed += 1;
+        self.counts.processed += i64::from(new == 1);
+        Ok(new == 1)
+    }
+
+    fn unmark(&mut self, arrival: &Arrival) -> Result<(), Error> {
+        self.connection
+            .prepare_cached("DELETE FROM inbox_ids WHERE grp = ?1 AND id = ?2")?
+            .execute(params![self.group, arrival.message.id.to_string()])?;
+        self.counts.processed -= 1;
         Ok(())
     }
 
     fn acknowledge(&mut self, arrival: &Arrival) -> Result<(), Error> {
         if let Some(acknowledger) = &mut self.acknowledger {
-            acknowledger.acknowledge(arrival.message.id, self.name)?;
+            acknowledger.acknowledge(arrival.message.id, arrival.seq, self.name)?;
         }
         Ok(())
     }
@@ -441,14 +483,9 @@ fn directed(sql: &str, page: Page) -> String {
     sql.replace("{sign}", sign).replace("{order}", order)
 }
 
-/// Where a page begins; a first page begins before the first position, so that every page is the same search.
-fn page_start(page: Page) -> i64 {
-    page.after.unwrap_or(if page.newest_first { i64::MAX } else { i64::MIN })
-}
-
 fn processed(connection: &Connection, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
     let mut statement = connection.prepare_cached(&directed(include_str!("inbox/processed.sql"), page))?;
-    let rows = statement.query_map(params![group, page_start(page), page.limit], |row| {
+    let rows = statement.query_map(params![group, start(page), page.limit], |row| {
         Ok(Processed {
             position: row.get(0)?,
             id: id(row, 1)?,

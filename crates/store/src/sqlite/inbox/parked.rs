@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::super::row::{MESSAGE_COLUMNS, headers_json, message, message_columns, millis, now, time};
 use super::super::settle::clip;
-use super::{GroupDesk, OTHER_CONTENT, digest, directed, page_start};
+use super::{GroupDesk, OTHER_CONTENT, digest, directed, start};
 use crate::{Arrival, Error, Page, Paged, Parked, Receipt};
 
 /// Whether an arrival may be worked on now.
@@ -254,7 +254,7 @@ pub(super) fn due(connection: &Connection, group: &str, limit: usize) -> Result<
 pub(super) fn list(connection: &Connection, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
     const EXTRA: usize = MESSAGE_COLUMNS + 2;
     let mut statement = connection.prepare_cached(&directed(include_str!("list.sql"), page))?;
-    let mut rows = statement.query(params![group, page_start(page), page.limit])?;
+    let mut rows = statement.query(params![group, start(page), page.limit])?;
     let mut items = Vec::new();
     let mut last = None;
     while let Some(row) = rows.next()? {

@@ -17,20 +17,59 @@ pub type SqlHandler = Arc<dyn Fn(&Connection, &str, &Arrival) -> Handled + Send 
 const PARAMETERS: [&str; 9] =
     [":id", ":topic", ":type", ":key", ":payload", ":headers", ":occurred_at", ":seq", ":group"];
 
-/// Runs `handler`. One that panics fails its message: it leaves nothing behind, and the others go on.
-pub(super) fn run_caught(
-    handler: &SqlHandler,
-    connection: &Connection,
-    group: &str,
-    arrival: &Arrival,
-) -> Handled {
-    let run = AssertUnwindSafe(|| handler(connection, group, arrival));
-    catch_unwind(run).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        let text = text.unwrap_or_else(|| "no text".to_owned());
-        Handled::Retry { error: format!("the handler panicked: {text}"), after: None }
-    })
+/// What is done for each message in the transaction of its mark.
+pub(super) enum Job {
+    /// Nothing.
+    Nothing,
+    /// One statement, or why it cannot be one.
+    Statement(Result<String, String>),
+    /// A function of the application.
+    Function(SqlHandler),
+}
+
+/// Tables of ours whose definitions speak of failing without asking for it.
+const OURS: &str = "'outbox_events', 'outbox_status', 'batches', 'counters'";
+
+impl Job {
+    pub(super) fn statement(sql: &str) -> Self {
+        Self::Statement(check_shape(sql).map(|()| sql.to_owned()))
+    }
+
+    /// Whether a failure leaves nothing of the work behind, so that no savepoint is needed around it. SQLite undoes a
+    /// statement that fails, unless somebody asked for `FAIL`: in the statement, or in a table or trigger it meets.
+    pub(super) fn undoes_itself(&self, connection: &Connection) -> Result<bool, Error> {
+        match self {
+            Self::Nothing => Ok(true),
+            Self::Function(_) => Ok(false),
+            Self::Statement(Err(_)) => Ok(true),
+            Self::Statement(Ok(sql)) => {
+                let fails: bool = connection
+                    .prepare_cached(&format!(
+                        "SELECT EXISTS (SELECT 1 FROM sqlite_schema
+                                        WHERE sql LIKE '%FAIL%' AND tbl_name NOT IN ({OURS}))"
+                    ))?
+                    .query_row([], |row| row.get(0))?;
+                Ok(!fails && !sql.to_ascii_uppercase().contains("FAIL"))
+            }
+        }
+    }
+
+    /// Does the work. A function that panics fails its message: it leaves nothing behind, and the others go on.
+    pub(super) fn run(&self, connection: &Connection, group: &str, arrival: &Arrival) -> Handled {
+        match self {
+            Self::Nothing => Handled::Done,
+            Self::Statement(sql) => statement(sql, connection, group, arrival),
+            Self::Function(handler) => {
+                let run = AssertUnwindSafe(|| handler(connection, group, arrival));
+                catch_unwind(run).unwrap_or_else(|panic| {
+                    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+                    let text = text.unwrap_or_else(|| "no text".to_owned());
+                    Handled::Retry { error: format!("the handler panicked: {text}"), after: None }
+                })
+            }
+        }
+    }
 }
 
 /// Whether `sql` is one statement that leaves the transaction alone and only uses the known parameters, on the
@@ -107,24 +146,25 @@ fn words(sql: &str) -> Vec<String> {
     words
 }
 
-/// A handler that runs `sql` for each message.
-pub(super) fn statement(sql: String) -> SqlHandler {
-    let shape = check_shape(&sql);
-    Arc::new(move |connection, group, arrival| {
-        // A statement that cannot even be prepared fails for every message: none of them is to blame.
-        let prepared =
-            shape.clone().and_then(|()| connection.prepare_cached(&sql).map_err(|error| error.to_string()));
-        let mut statement = match prepared {
-            Ok(statement) => statement,
-            Err(error) => {
-                return Handled::Unavailable { error: format!("the handler's SQL cannot be used: {error}") };
-            }
-        };
-        match run(&mut statement, group, arrival) {
-            Ok(()) => Handled::Done,
-            Err(error) => Handled::Retry { error: error.to_string(), after: None },
+fn statement(
+    sql: &Result<String, String>,
+    connection: &Connection,
+    group: &str,
+    arrival: &Arrival,
+) -> Handled {
+    // A statement that cannot even be prepared fails for every message: none of them is to blame.
+    let prepared = sql.as_ref().map_err(Clone::clone);
+    let prepared = prepared.and_then(|sql| connection.prepare_cached(sql).map_err(|error| error.to_string()));
+    let mut statement = match prepared {
+        Ok(statement) => statement,
+        Err(error) => {
+            return Handled::Unavailable { error: format!("the handler's SQL cannot be used: {error}") };
         }
-    })
+    };
+    match run(&mut statement, group, arrival) {
+        Ok(()) => Handled::Done,
+        Err(error) => Handled::Retry { error: error.to_string(), after: None },
+    }
 }
 
 fn run(statement: &mut Statement<'_>, group: &str, arrival: &Arrival) -> rusqlite::Result<()> {
