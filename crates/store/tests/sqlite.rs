@@ -340,7 +340,7 @@ async fn a_claim_costs_the_same_however_many_were_sent_before() {
         )
         .unwrap();
     let full = cost(&store, &relay).await;
-    // A claim that looked at the old rows would be hundreds of times slower.
+    // Generous, because machines are busy; a claim made to scan these rows does not pass it.
     assert!(full < empty * 5 + Duration::from_millis(20), "{empty:?} with few, {full:?} with many");
 }
 
