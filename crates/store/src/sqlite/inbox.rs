@@ -1,6 +1,7 @@
 //! The inbox: the work of each message and its mark, in one transaction.
 
 mod forget;
+mod page;
 mod parked;
 mod work;
 
@@ -14,8 +15,7 @@ use uuid::Uuid;
 
 use super::SqliteStore;
 use super::amend::{Acknowledger, audit, contents};
-use super::inspect::{direction, start};
-use super::row::{id, millis, now, optional_text, text, time};
+use super::row::{millis, now};
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Reservation, Work,
@@ -90,7 +90,7 @@ impl Inbox for SqliteStore {
 
     async fn processed(&self, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
         let group = group.to_owned();
-        self.file.read(move |connection| processed(connection, &group, page)).await
+        self.file.read(move |connection| page::processed(connection, &group, page)).await
     }
 
     async fn parked(&self, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
@@ -475,27 +475,4 @@ impl<'a> GroupDesk<'a> {
             .execute(params![self.group, arrival.message.id.to_string(), token.to_string(), self.now])?;
         Ok(ended == 1)
     }
-}
-
-/// `sql` in the direction of `page`.
-fn directed(sql: &str, page: Page) -> String {
-    let (sign, order) = direction(page);
-    sql.replace("{sign}", sign).replace("{order}", order)
-}
-
-fn processed(connection: &Connection, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
-    let mut statement = connection.prepare_cached(&directed(include_str!("inbox/processed.sql"), page))?;
-    let rows = statement.query_map(params![group, start(page), page.limit], |row| {
-        Ok(Processed {
-            position: row.get(0)?,
-            id: id(row, 1)?,
-            topic: text(row, 2)?,
-            key: optional_text(row, 3)?,
-            seq: row.get(4)?,
-            processed_at: time(row.get(5)?),
-        })
-    })?;
-    let items: Vec<Processed> = rows.collect::<Result<_, _>>()?;
-    let next = items.last().filter(|_| items.len() == page.limit).map(|last| last.position);
-    Ok(Paged { items, next })
 }

@@ -5,9 +5,11 @@ use std::time::Duration;
 use message::{Message, MessageId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
+use super::super::inspect::start;
 use super::super::row::{MESSAGE_COLUMNS, headers_json, message, message_columns, millis, now, time};
 use super::super::settle::clip;
-use super::{GroupDesk, OTHER_CONTENT, digest, directed, start};
+use super::page::directed;
+use super::{GroupDesk, OTHER_CONTENT, digest};
 use crate::{Arrival, Error, Page, Paged, Parked, Receipt};
 
 /// Whether an arrival may be worked on now.
