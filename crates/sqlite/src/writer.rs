@@ -123,8 +123,10 @@ fn transact(connection: &Connection, first: Box<dyn Job>, waiting: &Receiver<Box
         Ok(())
     };
     if let Err(error) = execute("BEGIN IMMEDIATE") {
-        // Whoever waits behind it would wait as long again, one after another.
-        for job in std::iter::once(first).chain(waiting.try_iter()) {
+        // Whoever waits behind it would wait as long again, one after another. All of them first: one that hears of
+        // this may try again at once, and that try must not be answered with the old error.
+        let stuck: Vec<_> = std::iter::once(first).chain(waiting.try_iter()).collect();
+        for job in stuck {
             job.finish(Err(error.clone()));
         }
         return;
