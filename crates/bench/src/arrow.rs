@@ -28,7 +28,9 @@ pub(crate) fn message(size: Size, number: usize) -> Message {
 pub(crate) fn effects(path: &Path) -> rusqlite::Result<()> {
     let connection = rusqlite::Connection::open(path)?;
     connection.busy_timeout(Duration::from_secs(10))?;
-    connection.execute_batch("CREATE TABLE effects (position INTEGER PRIMARY KEY, message_id TEXT, key TEXT) STRICT")
+    connection.execute_batch(
+        "CREATE TABLE effects (position INTEGER PRIMARY KEY, message_id TEXT, key TEXT) STRICT",
+    )
 }
 
 /// The time from the first write until the last acknowledgement is on disk.
@@ -38,12 +40,10 @@ pub(crate) async fn run(size: Size) -> Result<Duration> {
     let store = Arc::new(SqliteStore::open(&path)?);
     effects(&path)?;
     let broker = embedded::Broker::open(embedded::Config::new(folder.path().join("broker.db")))?;
-    let settings = Settings {
-        groups: Arc::new(|_| vec!["bench".to_owned()]),
-        batch: BATCH,
-        ..Settings::default()
-    };
-    let relay = Relay::start(store.clone(), vec![Route::new("main", &["*"], Arc::new(broker.clone()))], settings);
+    let settings =
+        Settings { groups: Arc::new(|_| vec!["bench".to_owned()]), batch: BATCH, ..Settings::default() };
+    let relay =
+        Relay::start(store.clone(), vec![Route::new("main", &["*"], Arc::new(broker.clone()))], settings);
     let rules =
         InboxRules { retry: RetryPolicy::default(), ordered: true, hold_dead: true, acknowledge: true };
     let group = Group::new("bench", store.clone(), Handler::Sql(EFFECT.to_owned()), rules)

@@ -34,7 +34,9 @@ pub(crate) fn append(size: Size) -> Result<Duration> {
     let messages: Vec<Message> = (0..size.messages).map(|number| message(size, number)).collect();
     let started = Instant::now();
     for batch in messages.chunks(WRITERS) {
-        commit(&mut store, |store| batch.iter().try_for_each(|message| store::sqlite::append(store, message)))?;
+        commit(&mut store, |store| {
+            batch.iter().try_for_each(|message| store::sqlite::append(store, message))
+        })?;
     }
     Ok(started.elapsed())
 }
@@ -54,20 +56,26 @@ pub(crate) fn arrow(size: Size) -> Result<Duration> {
     let started = Instant::now();
     let mut seq = 0;
     for (number, batch) in messages.chunks(BATCH).enumerate() {
-        commit(&mut store, |store| batch.iter().try_for_each(|message| store::sqlite::append(store, message)))?;
+        commit(&mut store, |store| {
+            batch.iter().try_for_each(|message| store::sqlite::append(store, message))
+        })?;
         commit(&mut broker, |broker| publish(broker, number, batch))?;
         commit(&mut store, |store| settle(store, number, seq, batch.len()))?;
         commit(&mut store, |store| handle(store, seq, batch))?;
         commit(&mut broker, |broker| {
             let sql = "UPDATE broker_partitions SET next = next + 1 WHERE id = ?1";
-            (0..PARTITIONS).try_for_each(|partition| broker.prepare_cached(sql)?.execute([partition]).map(drop))
+            (0..PARTITIONS)
+                .try_for_each(|partition| broker.prepare_cached(sql)?.execute([partition]).map(drop))
         })?;
         seq += batch.len();
     }
     Ok(started.elapsed())
 }
 
-fn commit(connection: &mut Connection, work: impl FnOnce(&Connection) -> rusqlite::Result<()>) -> rusqlite::Result<()> {
+fn commit(
+    connection: &mut Connection,
+    work: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     work(&transaction)?;
     transaction.commit()
@@ -80,7 +88,9 @@ fn publish(broker: &Connection, number: usize, batch: &[Message]) -> rusqlite::R
         let data: Vec<u8> = share.clone().flat_map(|message| message.payload.iter().copied()).collect();
         let position = (partition << 40) + number * BATCH;
         broker
-            .prepare_cached("INSERT INTO broker_blocks (position, messages, stored_at, data) VALUES (?1, ?2, ?3, ?4)")?
+            .prepare_cached(
+                "INSERT INTO broker_blocks (position, messages, stored_at, data) VALUES (?1, ?2, ?3, ?4)",
+            )?
             .execute(params![position, share.count().max(1), 0, data])?;
         broker
             .prepare_cached("UPDATE broker_partitions SET next = next + 1 WHERE id = ?1")?
@@ -123,9 +133,13 @@ fn handle(store: &Connection, seq: usize, batch: &[Message]) -> rusqlite::Result
             .execute(params![id, [0u8; 16], message.topic, message.key, seq])?;
         store.prepare_cached(EFFECT)?.execute(&[(":id", &Some(id)), (":key", &message.key)])?;
         store
-            .prepare_cached("INSERT INTO acknowledgements (seq, grp, acknowledged_at) VALUES (?1, 'bench', 0)")?
+            .prepare_cached(
+                "INSERT INTO acknowledgements (seq, grp, acknowledged_at) VALUES (?1, 'bench', 0)",
+            )?
             .execute([seq])?;
-        store.prepare_cached("DELETE FROM unacknowledged WHERE grp = 'bench' AND seq = ?1")?.execute([seq])?;
+        store
+            .prepare_cached("DELETE FROM unacknowledged WHERE grp = 'bench' AND seq = ?1")?
+            .execute([seq])?;
     }
     Ok(())
 }

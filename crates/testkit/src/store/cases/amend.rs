@@ -84,7 +84,8 @@ pub async fn no_action_touches_a_message_in_an_open_batch(world: World) {
     other.discard(id, "test").await.expect_err("it is in flight");
     let error = other.delete(id, "test").await.expect_err("it is in flight").to_string();
     assert!(error.contains("InFlight"), "the refusal says why: {error}");
-    let none = Retention { sent: Duration::ZERO, dead: Duration::ZERO, keys: Duration::ZERO, audit: Duration::ZERO };
+    let none =
+        Retention { sent: Duration::ZERO, dead: Duration::ZERO, keys: Duration::ZERO, audit: Duration::ZERO };
     other.clean(&none).await.expect("retention can run");
     assert_eq!(record(&other, id).await.state.status, Status::InFlight);
     assert!(relay.settle(&batches[0], |_| sent()).await.fenced.is_empty());
@@ -221,7 +222,8 @@ pub async fn every_action_is_audited(world: World) {
 pub async fn retention_keeps_what_somebody_still_needs(world: World) {
     let relay = Relay::with_all_lanes(world.open().await).await.by(holding);
     let store = &relay.store;
-    let none = Retention { sent: Duration::ZERO, dead: Duration::ZERO, keys: Duration::ZERO, audit: Duration::ZERO };
+    let none =
+        Retention { sent: Duration::ZERO, dead: Duration::ZERO, keys: Duration::ZERO, audit: Duration::ZERO };
     let asked = NewMessage {
         ack_groups: Some(vec!["billing".to_owned()]),
         ..Message::new("orders", "{}").key("a").into()
