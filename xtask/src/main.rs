@@ -57,7 +57,9 @@ fn test() -> Result<()> {
     check()?;
     step(
         "cargo doc",
-        Command::new("cargo").args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
+        Command::new("cargo")
+            .args(["doc", "--workspace", "--no-deps", "--all-features"])
+            .env("RUSTDOCFLAGS", "-D warnings"),
     )?;
     // Light builds must go on compiling without the parts they leave out.
     cargo(&["check", "-p", "postrider", "--no-default-features", "--features", "sqlite,embedded"])?;
