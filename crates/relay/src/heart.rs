@@ -56,6 +56,7 @@ async fn run(shared: &Arc<Shared>, stop: &Notify) {
         };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
+            () = shared.pulse.notified() => {}
             () = stop.notified() => return,
         }
     }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use store::{Instance, Store};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -57,7 +57,7 @@ pub struct Settings {
     pub drain: Duration,
     /// Which groups must acknowledge a topic whose writer named none.
     pub groups: Groups,
-    /// How people see this relay: host and process id by default.
+    /// How people see this relay: by its process id, unless said otherwise.
     pub name: String,
 }
 
@@ -97,6 +97,8 @@ struct Shared {
     instance: Instance,
     /// Rises when something may be there to do.
     wake: watch::Sender<u64>,
+    /// Lanes were given up: the heartbeat looks at once who should have them.
+    pulse: Notify,
     stopping: watch::Sender<bool>,
 }
 
@@ -132,6 +134,7 @@ impl Relay {
             settings,
             instance,
             wake: watch::Sender::new(0),
+            pulse: Notify::new(),
             stopping: watch::Sender::new(false),
         });
         let mut trains = JoinSet::new();

@@ -38,6 +38,7 @@ pub(crate) async fn supervise(number: usize, shared: Arc<Shared>) {
         if let Err(error) = shared.store.release(&leases).await {
             tracing::warn!(%error, "could not give lanes back: they free themselves when their lease ends");
         }
+        shared.pulse.notify_one();
         if *shared.stopping.borrow() {
             return;
         }
@@ -157,6 +158,7 @@ impl Train {
         if let Err(error) = self.shared.store.release(&leases).await {
             tracing::warn!(%error, "could not give lanes back: they free themselves when their lease ends");
         }
+        self.shared.pulse.notify_one();
     }
 
     async fn wait(&mut self, next_due: Option<Duration>) {

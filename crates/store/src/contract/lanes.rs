@@ -26,7 +26,7 @@ pub struct Lease {
 pub struct Instance {
     /// Random at each start: a name that is used again must not inherit the work of a dead one.
     pub id: Uuid,
-    /// For people: host and process id.
+    /// For people: the process id, say.
     pub name: String,
 }
 
