@@ -117,3 +117,14 @@ fn routes_and_groups_are_shown() {
     assert_eq!(routes["routes"][0]["name"], "orders");
     assert_eq!(routes["consumers"][0]["group"], "billing");
 }
+
+#[test]
+fn a_command_written_as_one_text_is_split_at_spaces_but_not_within_quotes() {
+    let folder =
+        Folder::with("[consumers.g]\ntopics = [\"t\"]\nhandler = { command = \"sh -c 'cat > a'\" }\n");
+    let shown = folder.run(&["config", "show"]);
+    assert!(shown.out.contains("[\"sh\", \"-c\", \"cat > a\"]"), "{}", shown.out);
+    let folder = Folder::with("[consumers.g]\ntopics = [\"t\"]\nhandler = { command = \"sh -c 'cat\" }\n");
+    let refused = folder.run(&["config", "check"]);
+    assert!(refused.err.contains("consumers.g.handler.command"), "{}", refused.err);
+}

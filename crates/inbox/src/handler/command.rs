@@ -43,15 +43,16 @@ impl CommandHandler {
         Self { program: program.into(), arguments, timeout: TIMEOUT }
     }
 
-    /// Reads a command line: words apart by spaces, quotes around words that have some. Nothing is expanded.
+    /// The words of a command line: apart by spaces, with quotes around words that have some. Nothing is expanded.
     ///
     /// # Errors
-    /// When there is no word, or a quote is not closed.
-    pub fn from_line(line: &str) -> Result<Self, BadHandler> {
-        let mut words = words(line)?.into_iter();
-        let program = words.next().filter(|program| !program.is_empty());
-        let program = program.ok_or_else(|| BadHandler("the command names no program".to_owned()))?;
-        Ok(Self::new(program, words))
+    /// When the first word, the program, is missing, or a quote is not closed.
+    pub fn words(line: &str) -> Result<Vec<String>, BadHandler> {
+        let words = words(line)?;
+        match words.first() {
+            Some(program) if !program.is_empty() => Ok(words),
+            _ => Err(BadHandler("the command names no program".to_owned())),
+        }
     }
 
     /// How long it may run. Then it is killed, and the message is tried again.
@@ -261,6 +262,6 @@ mod tests {
         let split = |line: &str| words(line).expect("closed quotes");
         assert_eq!(split("notify --to 'all users' \"it's\" ''"), ["notify", "--to", "all users", "it's", ""]);
         assert!(words("notify 'open").is_err());
-        assert!(CommandHandler::from_line("  ").is_err());
+        assert!(CommandHandler::words("  ").is_err());
     }
 }

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use inbox::CommandHandler;
 use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern, check_group, check_topic};
 use store::Retention;
 
@@ -357,16 +358,20 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `["program", "argument"]`, or one text that is split at spaces.
+/// `["program", "argument"]`, or one text that is split at spaces, except within quotes.
 fn command_line(handler: &mut Section<'_>) -> Option<Vec<String>> {
     let origin = handler.origin_of("command");
     let single = matches!(handler.peek("command"), Some(Value::Text(_)));
-    let texts: Vec<String> = handler.texts("command").into_iter().map(|found| found.value).collect();
-    let line: Vec<String> = if single {
-        texts.iter().flat_map(|text| text.split_whitespace()).map(str::to_owned).collect()
-    } else {
-        texts
-    };
+    let mut line: Vec<String> = handler.texts("command").into_iter().map(|found| found.value).collect();
+    if single {
+        line = match CommandHandler::words(&line.join(" ")) {
+            Ok(words) => words,
+            Err(error) => {
+                handler.complain("command", origin, error.to_string());
+                return None;
+            }
+        };
+    }
     if line.first().is_none_or(|program| program.trim().is_empty()) {
         handler.complain("command", origin, "name a program, such as [\"notify\", \"--quiet\"]");
         return None;
