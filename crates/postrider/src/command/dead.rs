@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 
 use admin::{BulkAnswer, Desk, ListFilter, PageRequest, ParkedView, Progress};
 use comfy_table::Cell;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde_json::json;
 
 use super::ACTOR;
@@ -265,7 +265,11 @@ async fn confirmed(desk: &Desk, filter: &ListFilter) -> Result<bool, Failure> {
 
 fn progress_bar(json: bool) -> ProgressBar {
     let target = if json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {per_sec}  {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {rate}  {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        // The library's own rate has four decimals.
+        .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = write!(out, "{:.0}/s", state.per_sec());
+        });
     ProgressBar::with_draw_target(Some(0), target).with_style(style)
 }
