@@ -70,6 +70,10 @@ fn three_relays_share_the_lanes_and_a_dead_ones_move_within_its_lease() {
     let mut relays: Vec<Child> = (0..3).map(|_| relay()).collect();
     let store = until_open(folder.path());
     until("three relays sharing sixteen lanes", Duration::from_secs(20), || {
+        assert!(
+            relays.iter_mut().all(|relay| matches!(relay.try_wait(), Ok(None))),
+            "a relay ended by itself"
+        );
         let (owners, held) = owners(&store);
         owners.len() == 3 && held == 16
     });

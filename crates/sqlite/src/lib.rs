@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 pub use error::Error;
 pub use migrate::{Migration, migrate, pending};
@@ -127,7 +127,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
         let connection = Connection::open(path)?;
         connection.busy_handler(Some(wait_for_lock))?;
         // WAL before anything else: changing the journal needs a moment without other users.
-        connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
+        write_ahead(&connection)?;
         connection.pragma_update(None, "synchronous", "full")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         connection.pragma_update(None, "temp_store", "memory")?;
@@ -138,6 +138,24 @@ fn connect(path: &Path) -> Result<Connection, Error> {
         Ok(connection)
     };
     open().map_err(|source| Error::Open { path: path.to_owned(), reason: source.to_string() })
+}
+
+/// Switches a new file to WAL. Two processes that do so at once hold a read lock each and want it
+/// exclusively: SQLite refuses both at once, without asking the busy handler, so we let go and try again.
+fn write_ahead(connection: &Connection) -> rusqlite::Result<()> {
+    let started = Instant::now();
+    loop {
+        let switched = connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()));
+        match switched {
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                    && started.elapsed() < PATIENCE =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done => return done,
+        }
+    }
 }
 
 fn reader_of(path: &Path) -> Result<Connection, Error> {
@@ -163,4 +181,28 @@ fn wait_for_lock(tries: i32) -> bool {
     }
     std::thread::sleep(Duration::from_millis(1));
     SINCE.get().elapsed() < PATIENCE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_may_open_a_new_file_at_once() {
+        for _ in 0..40 {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("new.db");
+            let gate = std::sync::Barrier::new(8);
+            std::thread::scope(|scope| {
+                let open = || {
+                    gate.wait();
+                    connect(&path).map(drop)
+                };
+                let opened: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+                for opening in opened {
+                    opening.join().expect("no panic").expect("it waits for its turn");
+                }
+            });
+        }
+    }
 }
