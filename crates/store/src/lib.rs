@@ -4,10 +4,22 @@
 //! files. The application writes in its own transaction, relays lease lanes and claim batches, the inbox
 //! marks what it handled, and operators look and mend: four callers, four traits.
 
+mod audit;
+mod column;
 pub mod contract;
 mod error;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+mod pick;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+mod statement;
+mod tally;
 
 pub use contract::*;
 pub use error::Error;

@@ -63,14 +63,6 @@ impl SqliteStore {
         })
     }
 
-    /// Whether `sql` can be a handler's statement on this store: see [`check_sql`].
-    ///
-    /// # Errors
-    /// Says what is wrong with it.
-    pub fn check_sql(&self, sql: &str) -> Result<(), Error> {
-        check_sql(&self.file.connect()?, sql)
-    }
-
     /// Where the file is.
     pub fn path(&self) -> &Path {
         self.file.path()

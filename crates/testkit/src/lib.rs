@@ -6,6 +6,7 @@
 
 pub mod broker;
 mod rejection;
+pub mod servers;
 pub mod store;
 mod wait;
 

@@ -209,6 +209,7 @@ macro_rules! store_cases {
             inbox::a_conclusion_with_an_old_token_changes_nothing => AcceptsOldTokens;
             inbox::work_done_under_a_valid_token_is_done => DistrustsConclusions;
             inbox::an_id_that_returns_with_other_content_is_dead => ComparesIdsOnly;
+            inbox::work_that_cannot_be_done_is_refused_beforehand => ChecksNothing;
 
             parked::later_messages_of_a_parked_key_are_done_after_it_in_order => IgnoresInboxOrder;
             parked::followers_of_a_dead_message_wait_where_the_rules_say_so => LetsInboxFollowersPass;

@@ -56,7 +56,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
         parts.cleaner = Some(tokio::spawn(clean(config.clone(), store.clone())));
     }
     if runs(Part::Consumer) {
-        parts.consumers = parts::consumers(&config, &store, &brokers)?;
+        parts.consumers = parts::consumers(&config, &store, &brokers).await?;
     }
     let pulse = Pulse::of(&parts, &brokers);
     let desk = Arc::new(world::desk(&config, store.clone()));

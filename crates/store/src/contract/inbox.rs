@@ -29,6 +29,10 @@ pub enum Work {
     Mark,
     /// One SQL statement with the parameters `:id :topic :type :key :payload :headers :occurred_at :seq :group`.
     Sql(String),
+    /// A piece of Lua for a store on Redis, which sees the message in the table `message`: `message.id`, `.topic`,
+    /// `.type`, `.key`, `.payload`, `.headers`, `.occurred_at`, `.seq` and `.group`. Redis does not undo what a script
+    /// wrote before it failed: it must look before it writes.
+    Script(String),
 }
 
 /// How a consumer group treats what it receives.
@@ -175,8 +179,15 @@ pub struct InboxCounts {
 /// 8. An id that returns with other content is not a duplicate: it is Dead, with that reason. The inbox keeps one
 ///    message under an id: if it keeps one already, parked or Dead, that one stays as it is, and what came is
 ///    refused with the same receipt.
+/// 9. `check` says beforehand whether `process` can do some work.
 #[async_trait]
 pub trait Inbox: Send + Sync {
+    /// Whether this store can do `work`. [`Error::Unavailable`] when something that it needs is not there yet.
+    ///
+    /// # Errors
+    /// Says what is wrong with it and what to do.
+    async fn check(&self, work: &Work) -> Result<(), Error>;
+
     /// Does `work` for each arrival in the transaction of its mark. After the first `Unavailable` the rest
     /// are not tried. One receipt each, in order.
     async fn process(

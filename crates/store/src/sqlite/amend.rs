@@ -4,16 +4,15 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
 use message::{Event, Message, MessageId, Next, State, Status, step};
 use rusqlite::{Connection, OptionalExtension, Params, params};
-use serde_json::{Value, json};
 
 use super::inspect::{find, in_flight};
-use super::row::{between, groups, headers_json, now, state, word};
-use super::tally::{Tally, Wait};
-use super::{SqliteStore, hold, retain};
+use super::row::{groups, now, state};
+use super::{SqliteStore, hold, retain, tally};
+use crate::audit::changed;
+use crate::column::{between, headers_json, word};
+use crate::tally::{Tally, Wait};
 use crate::{Acknowledged, Amend, Edit, Error, Record, Retention};
 
 #[async_trait]
@@ -87,7 +86,7 @@ impl SqliteStore {
                     .ok_or_else(|| Error::Refused(format!("there is no message {id}")))?;
                 change(connection, &record)?;
                 let after = find(connection, id)?;
-                audit(connection, &actor, action, id, &detail(&record, after.as_ref()))
+                audit(connection, &actor, action, id, &changed(&record, after.as_ref()))
             })
             .await
     }
@@ -106,44 +105,6 @@ pub(super) fn audit(
         )?
         .execute(params![now(connection)?, actor, action, id.to_string(), detail])?;
     Ok(())
-}
-
-/// What the record was, and what became different: enough to see, and to undo by hand, what somebody did.
-fn detail(before: &Record, after: Option<&Record>) -> String {
-    let was = view(before);
-    let is = after.map(|after| {
-        let mut is = view(after);
-        if let (Value::Object(is), Value::Object(was)) = (&mut is, &was) {
-            is.retain(|name, value| was.get(name) != Some(value));
-        }
-        is
-    });
-    json!({ "before": was, "after": is }).to_string()
-}
-
-fn view(record: &Record) -> Value {
-    let mut view = contents(&record.message);
-    view["status"] = json!(record.state.status);
-    view["attempts"] = json!(record.state.attempts);
-    view["deadReason"] = json!(record.dead_reason);
-    view["lastError"] = json!(record.last_error);
-    view
-}
-
-/// All that a message says, to the last byte.
-pub(super) fn contents(message: &Message) -> Value {
-    let (name, payload) = match std::str::from_utf8(&message.payload) {
-        Ok(text) => ("payload", text.to_owned()),
-        Err(_) => ("payloadBase64", BASE64_STANDARD.encode(&message.payload)),
-    };
-    json!({
-        "topic": message.topic,
-        "key": message.key,
-        "type": message.kind,
-        name: payload,
-        "contentType": message.content_type,
-        "headers": message.headers,
-    })
 }
 
 /// A fresh start for a Dead message, at its old place: those it holds stay behind it.
@@ -167,9 +128,9 @@ fn again(connection: &Connection, record: &Record, message: &Message) -> Result<
             headers_json(message),
         ],
     )?;
-    let mut tally = Tally::default();
-    tally.moved(record.state.status, state.status);
-    Ok(tally.write(connection)?)
+    let mut moved = Tally::default();
+    moved.moved(record.state.status, state.status);
+    Ok(tally::write(moved, connection)?)
 }
 
 fn remove(connection: &Connection, record: &Record, event: Event) -> Result<(), Error> {
@@ -204,7 +165,7 @@ impl<'a> Acknowledger<'a> {
     }
 
     pub(super) fn finish(self) -> Result<(), Error> {
-        Ok(self.tally.write(self.connection)?)
+        Ok(tally::write(self.tally, self.connection)?)
     }
 
     /// `seq` is where the message probably stands: looking there first saves the way through the index of ids.

@@ -5,7 +5,8 @@ use message::{Message, MessageId, check_topic};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::SqliteStore;
-use super::row::{groups_json, headers_json, id, now};
+use super::row::{id, now};
+use crate::column::{groups_json, headers_json};
 use crate::{Append, Appended, Error, NewMessage, Once, Turned};
 
 #[async_trait]

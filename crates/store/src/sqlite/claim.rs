@@ -3,17 +3,19 @@
 //! The claim looks at each topic that has sendable rows by itself, so that a topic whose destination is down
 //! costs one look however many of its messages wait, and hides nobody else's.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use async_trait::async_trait;
 use message::{Event, Next, step};
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
-use super::row::{MESSAGE_COLUMNS, UNREADABLE, between, groups, message, message_columns, now, state, word};
+use super::row::{MESSAGE_COLUMNS, groups, message, message_columns, now, state};
 use super::settle::Settler;
-use super::tally::Tally;
-use super::{SqliteStore, hold, lanes};
+use super::{SqliteStore, hold, lanes, tally};
+use crate::column::{NO_HEADERS, between, word};
+use crate::pick::{Pick, Picker};
+use crate::tally::Tally;
 use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
 
 /// Messages whose wait is over that are made sendable in one turn.
@@ -71,7 +73,7 @@ fn idle(connection: &Connection, order: &ClaimOrder) -> Result<Option<Turn>, Err
     if !topics.is_empty() {
         // Others' lanes may have a long backlog: it is stepped over here, where nobody waits for a lock.
         let one = ClaimOrder { limit: 1, ..order.clone() };
-        if !Picker::new(connection, now(connection)?, &one)?.candidates(&topics)?.is_empty() {
+        if !Claimant::new(connection, now(connection)?, &one)?.candidates(&topics)?.is_empty() {
             return Ok(None);
         }
     }
@@ -115,22 +117,22 @@ fn open_topics(
 fn claim(connection: &Connection, now: i64, order: &ClaimOrder) -> Result<Turn, Error> {
     promote(connection, now)?;
     let draining = hold::drain_some(connection)?;
-    let mut picker = Picker::new(connection, now, order)?;
-    if picker.lanes.is_empty() {
+    let mut claimant = Claimant::new(connection, now, order)?;
+    if claimant.lanes.is_empty() {
         return Ok(Turn::default());
     }
     let topics = open_topics(connection, &*order.rule)?;
-    let candidates = picker.candidates(&topics)?;
+    let candidates = claimant.candidates(&topics)?;
     let full = candidates.len() >= order.limit;
     let rules: HashMap<&str, TopicRule> =
         topics.iter().map(|(topic, rule)| (topic.as_str(), *rule)).collect();
     for (seq, lane) in candidates {
-        if !picker.pick(seq, lane, &rules)? {
+        if !claimant.pick(seq, lane, &rules)? {
             break;
         }
     }
-    let more = full || draining || picker.skipped;
-    let batches = picker.open()?;
+    let more = full || draining || claimant.picker.left_some();
+    let batches = claimant.open()?;
     let next_due = if batches.is_empty() { next_due(connection)?.map(|at| between(now, at)) } else { None };
     Ok(Turn { fenced: Vec::new(), batches, more, next_due })
 }
@@ -152,25 +154,20 @@ fn promote(connection: &Connection, now: i64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fills batches, one for each lane.
-struct Picker<'a> {
+/// One claim, inside its transaction.
+struct Claimant<'a> {
     connection: &'a Connection,
     now: i64,
     order: &'a ClaimOrder,
     mask: u16,
     /// The leases that are valid and have no open batch.
     lanes: HashMap<u16, Lease>,
-    batches: BTreeMap<u16, Vec<Claimed>>,
-    /// Lanes whose batch takes no more: somebody in it travels alone, or would have to.
-    closed: Vec<u16>,
+    picker: Picker,
     holds: bool,
-    bytes: usize,
-    /// Some candidates were not taken, so another turn may find more.
-    skipped: bool,
     tally: Tally,
 }
 
-impl<'a> Picker<'a> {
+impl<'a> Claimant<'a> {
     fn new(connection: &'a Connection, now: i64, order: &'a ClaimOrder) -> Result<Self, Error> {
         let count = lanes::count(connection)?;
         let mut free = HashMap::new();
@@ -191,11 +188,8 @@ impl<'a> Picker<'a> {
             order,
             mask: count - 1,
             lanes: free,
-            batches: BTreeMap::new(),
-            closed: Vec::new(),
+            picker: Picker::new(order),
             holds: hold::any(connection)?,
-            bytes: 0,
-            skipped: false,
             tally: Tally::default(),
         })
     }
@@ -229,57 +223,39 @@ impl<'a> Picker<'a> {
 
     /// Puts a message into its lane's batch, or parks it. `false` when the batches are full.
     fn pick(&mut self, seq: i64, lane: u16, rules: &HashMap<&str, TopicRule>) -> Result<bool, Error> {
-        if self.closed.contains(&lane) {
-            self.skipped = true;
+        if self.picker.is_closed(lane) {
             return Ok(true);
         }
         let claimed = self.read(seq)?;
-        let message = &claimed.message;
-        let rule = rules.get(message.topic.as_str()).copied();
-        if message.headers.contains_key(UNREADABLE) {
-            self.quarantine(&claimed, rule.is_some_and(|rule| rule.hold_dead))?;
-            return Ok(true);
-        }
+        let rule = rules.get(claimed.message.topic.as_str()).copied();
         let ordered = rule.is_some_and(|rule| rule.hold_failed);
-        if let Some(key) = message.key.as_ref().filter(|_| ordered && self.holds)
-            && hold::blocks(self.connection, &message.topic, key, seq)?
-        {
-            hold::park(self.connection, seq)?;
-            self.skipped = true;
-            return Ok(true);
+        let held = match claimed.message.key.as_ref().filter(|_| ordered && self.holds) {
+            Some(key) => hold::blocks(self.connection, &claimed.message.topic, key, seq)?,
+            None => false,
+        };
+        match self.picker.offer(lane, claimed, held) {
+            Pick::Taken | Pick::Passed => {}
+            Pick::Held => hold::park(self.connection, seq)?,
+            Pick::Unreadable => self.quarantine(seq, rule.is_some_and(|rule| rule.hold_dead))?,
+            Pick::Full => return Ok(false),
         }
-        let batch = self.batches.entry(lane).or_default();
-        if claimed.state.travels_alone() {
-            self.closed.push(lane);
-            if !batch.is_empty() {
-                self.skipped = true;
-                return Ok(true);
-            }
-        }
-        let size = message.size();
-        if self.bytes > 0 && self.bytes + size > self.order.bytes {
-            self.skipped = true;
-            return Ok(false);
-        }
-        self.bytes += size;
-        batch.push(claimed);
         Ok(true)
     }
 
     /// A row that no broker could be given: given up as soon as it is met, so that it stops nobody.
-    fn quarantine(&mut self, claimed: &Claimed, hold: bool) -> Result<(), Error> {
+    fn quarantine(&mut self, seq: i64, hold: bool) -> Result<(), Error> {
+        let claimed = self.read(seq)?;
         let Next::State(after) = step(claimed.state, Event::GaveUp)? else {
             return Err(Error::Broken("a quarantined message cannot vanish".to_owned()));
         };
-        let reason = "Unreadable: its headers are no JSON object that can be read";
         self.tally.moved(claimed.state.rest, after.status);
         self.connection.execute(
             "UPDATE outbox_events SET status = ?2, ready = 0, dead_reason = ?3, dead_at = ?4 WHERE seq = ?1",
-            params![claimed.seq, word(after.status), reason, self.now],
+            params![seq, word(after.status), NO_HEADERS, self.now],
         )?;
         match claimed.message.key.as_ref().filter(|_| hold) {
-            Some(key) => hold::place(self.connection, &claimed.message.topic, key, claimed.seq)?,
-            None => hold::lift(self.connection, claimed.seq)?,
+            Some(key) => hold::place(self.connection, &claimed.message.topic, key, seq)?,
+            None => hold::lift(self.connection, seq)?,
         }
         self.holds = hold::any(self.connection)?;
         Ok(())
@@ -313,12 +289,9 @@ impl<'a> Picker<'a> {
 
     /// Writes the batch records.
     fn open(self) -> Result<Vec<Batch>, Error> {
-        self.tally.write(self.connection)?;
-        let mut batches = Vec::with_capacity(self.batches.len());
-        for (lane, messages) in self.batches {
-            if messages.is_empty() {
-                continue;
-            }
+        tally::write(self.tally, self.connection)?;
+        let mut batches = Vec::new();
+        for (lane, messages) in self.picker.batches() {
             let batch = Batch { id: Uuid::now_v7(), lease: self.lanes[&lane], messages };
             let seqs: Vec<i64> = batch.messages.iter().map(|claimed| claimed.seq).collect();
             let failed =

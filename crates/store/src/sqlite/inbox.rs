@@ -10,12 +10,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use message::MessageId;
 use rusqlite::{Connection, OptionalExtension, params};
-use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::SqliteStore;
-use super::amend::{Acknowledger, audit, contents};
-use super::row::{millis, now};
+use super::amend::{Acknowledger, audit};
+use super::row::now;
+use crate::audit::{dropped, unparked};
+use crate::column::{OTHER_CONTENT, digest, millis};
+use crate::statement::NO_SCRIPTS;
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Reservation, Work,
@@ -24,11 +26,16 @@ use parked::Standing;
 use work::Job;
 pub use work::{SqlHandler, check_sql};
 
-/// Why an id that returns with other content is not worked on.
-const OTHER_CONTENT: &str = "its id was used before for a message with other content";
-
 #[async_trait]
 impl Inbox for SqliteStore {
+    async fn check(&self, work: &Work) -> Result<(), Error> {
+        match work {
+            Work::Mark => Ok(()),
+            Work::Sql(statement) => check_sql(&self.file.connect()?, statement),
+            Work::Script(_) => Err(Error::Refused(NO_SCRIPTS.to_owned())),
+        }
+    }
+
     async fn process(
         &self,
         group: &str,
@@ -39,6 +46,7 @@ impl Inbox for SqliteStore {
         let job = match work {
             Work::Mark => Job::Nothing,
             Work::Sql(statement) => Job::statement(statement),
+            Work::Script(_) => return Err(Error::Refused(NO_SCRIPTS.to_owned())),
         };
         self.work(group, arrivals, job, rules).await
     }
@@ -103,7 +111,7 @@ impl Inbox for SqliteStore {
         self.file
             .write(move |connection| {
                 parked::unpark(connection, &group, id)?;
-                audit(connection, &actor, "inbox requeue", id, &of_group(&group))
+                audit(connection, &actor, "inbox requeue", id, &unparked(&group))
             })
             .await
     }
@@ -117,8 +125,7 @@ impl Inbox for SqliteStore {
                 let mut acknowledger = Acknowledger::new(connection)?;
                 acknowledger.acknowledge(id, None, &group)?;
                 acknowledger.finish()?;
-                let detail = serde_json::json!({ "group": group, "before": contents(&message) });
-                audit(connection, &actor, "inbox discard", id, &detail.to_string())
+                audit(connection, &actor, "inbox discard", id, &dropped(&group, &message))
             })
             .await
     }
@@ -213,11 +220,6 @@ impl SqliteStore {
     }
 }
 
-/// What the audit says beside the message.
-fn of_group(group: &str) -> String {
-    serde_json::json!({ "group": group }).to_string()
-}
-
 /// The number of a group that has done something.
 fn find_group(connection: &Connection, group: &str) -> rusqlite::Result<Option<i64>> {
     connection
@@ -233,15 +235,6 @@ pub(super) fn group_number(connection: &Connection, group: &str) -> rusqlite::Re
     }
     connection.execute("INSERT INTO inbox_groups (name) VALUES (?1) ON CONFLICT DO NOTHING", [group])?;
     find_group(connection, group)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
-}
-
-/// What a message says, in few bytes: an id that returns with other content is no duplicate.
-pub(super) fn digest(arrival: &Arrival) -> Vec<u8> {
-    let mut hash = Sha256::new();
-    hash.update(arrival.message.topic.as_bytes());
-    hash.update([0]);
-    hash.update(&arrival.message.payload);
-    hash.finalize()[..16].to_vec()
 }
 
 /// One group's work in one transaction.

@@ -8,10 +8,9 @@ use message::{MessageId, Status};
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 
 use super::SqliteStore;
-use super::row::{
-    MESSAGE_COLUMNS, between, groups, id, message, message_columns, now, optional_text, state, text, time,
-};
-use super::tally::Wait;
+use super::row::{MESSAGE_COLUMNS, groups, id, message, message_columns, now, optional_text, state, text};
+use crate::column::{between, time};
+use crate::tally::Wait;
 use crate::{
     Acknowledgement, Attempt, AuditEntry, Counts, Error, Filter, Hold, Inspect, Latency, Page, Paged, Record,
 };

@@ -8,13 +8,11 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 use sqlite::{Neighbours, Presence};
 use uuid::Uuid;
 
-use super::row::{millis, now, optional_text, state, text, time, word};
-use super::tally::Tally;
-use super::{SqliteStore, hold};
+use super::row::{now, optional_text, state, text};
+use super::{SqliteStore, hold, tally};
+use crate::column::{SLOTS, crashes_relays, millis, time, word};
+use crate::tally::Tally;
 use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, TopicRule};
-
-/// Slots, and so the most lanes that can be.
-const SLOTS: u16 = 1024;
 
 #[async_trait]
 impl Lanes for SqliteStore {
@@ -285,7 +283,7 @@ fn orphan(
     let Some(seqs) = seqs else { return Ok((0, 0)) };
     let seqs: Vec<i64> = serde_json::from_str(&seqs).map_err(|error| Error::Broken(error.to_string()))?;
     let now = now(connection)?;
-    let mut tally = Tally::default();
+    let mut moved = Tally::default();
     let mut rules = HashMap::new();
     let mut dead = 0;
     for seq in &seqs {
@@ -302,15 +300,14 @@ fn orphan(
         };
         if after.status == Status::Dead {
             dead += 1;
-            tally.moved(before.rest, Status::Dead);
+            moved.moved(before.rest, Status::Dead);
             let hold_dead = rules.entry(topic.clone()).or_insert_with(|| rule(&topic)).hold_dead;
             match key.filter(|_| hold_dead) {
                 Some(key) => hold::place(connection, &topic, &key, *seq)?,
                 None => hold::lift(connection, *seq)?,
             }
         }
-        let reason = (after.status == Status::Dead)
-            .then(|| format!("crashes the relay: {} relays died while they held it", after.crashes));
+        let reason = (after.status == Status::Dead).then(|| crashes_relays(after.crashes));
         connection
             .prepare_cached(
                 "UPDATE outbox_events SET crashes = ?2, status = ?3, ready = ?4, dead_reason = ?5, dead_at = ?6
@@ -325,6 +322,6 @@ fn orphan(
                 reason.is_some().then_some(now)
             ])?;
     }
-    tally.write(connection)?;
+    tally::write(moved, connection)?;
     Ok((seqs.len(), dead))
 }

@@ -9,8 +9,9 @@ use std::time::Duration;
 use rusqlite::{Connection, params};
 
 use super::amend::forget;
-use super::row::{millis, now};
+use super::row::now;
 use super::{SqliteStore, tally};
+use crate::column::millis;
 use crate::{Error, Retention};
 
 /// Rows removed in one transaction.

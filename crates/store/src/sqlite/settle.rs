@@ -5,16 +5,11 @@ use std::time::Duration;
 use message::{Event, Next, State, Status, step};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::hold;
-use super::row::{between, groups, groups_json, millis, optional_text, state, text, word};
-use super::tally::{Tally, Wait};
+use super::row::{groups, optional_text, state, text};
+use super::{hold, tally};
+use crate::column::{HISTORY, between, clip, groups_json, millis, word};
+use crate::tally::{Tally, Wait};
 use crate::{Error, Settlement, Verdict};
-
-/// Tries in vain that are kept for each message: an outage of days must not fill the disk.
-const HISTORY: i64 = 100;
-
-/// Errors are kept for people; nobody reads more than this.
-const ERROR_LENGTH: usize = 2_000;
 
 /// Settles one batch after another in one transaction.
 pub(super) struct Settler<'a> {
@@ -40,7 +35,7 @@ impl<'a> Settler<'a> {
 
     /// Writes the counters.
     pub(super) fn finish(self) -> Result<(), Error> {
-        Ok(self.tally.write(self.connection)?)
+        Ok(tally::write(self.tally, self.connection)?)
     }
 
     /// `false` when another relay owns the lane by now: then nothing is written.
@@ -208,7 +203,7 @@ impl<'a> Settler<'a> {
     }
 
     fn in_vain(&mut self, seq: i64, outcome: &str, error: &str) -> Result<(), Error> {
-        self.tally.failed();
+        self.tally.tried_in_vain();
         self.connection
             .prepare_cached("INSERT INTO attempts (seq, at, outcome, error) VALUES (?1, ?2, ?3, ?4)")?
             .execute(params![seq, self.now, outcome, clip(error)])?;
@@ -219,13 +214,5 @@ impl<'a> Settler<'a> {
             )?
             .execute(params![seq, HISTORY])?;
         Ok(())
-    }
-}
-
-/// The start of a text, cut between characters.
-pub(super) fn clip(text: &str) -> &str {
-    match text.char_indices().nth(ERROR_LENGTH) {
-        Some((end, _)) => &text[..end],
-        None => text,
     }
 }

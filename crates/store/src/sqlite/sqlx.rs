@@ -5,8 +5,7 @@
 use message::{Message, MessageId};
 use sqlx::SqliteConnection;
 
-use super::inbox::digest;
-use super::row::{groups_json, headers_json};
+use crate::column::{digest, groups_json, headers_json};
 use crate::{Arrival, NewMessage};
 
 /// Writes a message in the caller's transaction: it exists if and when that commits.

@@ -94,6 +94,8 @@ pub enum Sabotage {
     NeverBuries,
     /// A handler that is down costs its message an attempt.
     BlamesTheMessage,
+    /// Finds no fault with any work.
+    ChecksNothing,
     /// After one `Unavailable` the others are done nevertheless.
     TriesTheRest,
     /// A reserved message is reserved again.

@@ -8,7 +8,7 @@ use broker::embedded::Broker;
 use inbox::{Acknowledge, CommandHandler, Group, HttpHandler};
 use message::{OnDead, Order};
 use store::sqlite::SqliteStore;
-use store::{InboxRules, Store};
+use store::{Inbox as _, InboxRules, Store, Work};
 use tokio::task::JoinHandle;
 
 use super::super::failure::{Exit, Failure};
@@ -99,14 +99,14 @@ pub(super) fn relay(
 }
 
 /// Starts every consumer group.
-pub(super) fn consumers(
+pub(super) async fn consumers(
     config: &Config,
     store: &Arc<SqliteStore>,
     brokers: &Brokers,
 ) -> Result<Vec<(Arc<Group>, inbox::Running)>, Failure> {
     let mut running = Vec::new();
     for (name, consumer) in &config.consumers {
-        let group = Arc::new(group(config, name, consumer, store.clone())?);
+        let group = Arc::new(group(config, name, consumer, store.clone()).await?);
         let subscriber = broker_of(brokers, &consumer.broker)?;
         let started = inbox::Consumer::new(group.clone(), subscriber, consumer.topics.clone()).start();
         running.push((group, started));
@@ -114,7 +114,7 @@ pub(super) fn consumers(
     Ok(running)
 }
 
-fn group(
+async fn group(
     config: &Config,
     name: &str,
     consumer: &Consumer,
@@ -124,7 +124,7 @@ fn group(
     let handler = match &consumer.handler {
         Handler::Log => inbox::Handler::Log,
         Handler::Sql(statement) => {
-            match store.check_sql(statement) {
+            match store.check(&Work::Sql(statement.clone())).await {
                 Ok(()) => {}
                 // The application may make its table later; until then the group waits and loses nothing.
                 Err(error) if error.is_transient() => {

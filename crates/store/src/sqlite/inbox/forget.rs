@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use rusqlite::{Connection, params};
 
-use super::super::row::{millis, now};
+use super::super::row::now;
 use super::find_group;
 use crate::Error;
+use crate::column::millis;
 
 /// Rows that are removed in one transaction.
 const FORGET: usize = 1_000;

@@ -3,7 +3,8 @@
 use rusqlite::{Connection, params};
 
 use super::super::inspect::{direction, start};
-use super::super::row::{id, optional_text, text, time};
+use super::super::row::{id, optional_text, text};
+use crate::column::time;
 use crate::{Error, Page, Paged, Processed};
 
 /// `sql` in the direction of `page`.

@@ -6,10 +6,10 @@ use message::{Message, MessageId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::super::inspect::start;
-use super::super::row::{MESSAGE_COLUMNS, headers_json, message, message_columns, millis, now, time};
-use super::super::settle::clip;
+use super::super::row::{MESSAGE_COLUMNS, message, message_columns, now};
+use super::GroupDesk;
 use super::page::directed;
-use super::{GroupDesk, OTHER_CONTENT, digest};
+use crate::column::{BEHIND, OTHER_CONTENT, clip, digest, headers_json, millis, time};
 use crate::{Arrival, Error, Page, Paged, Parked, Receipt};
 
 /// Whether an arrival may be worked on now.
@@ -36,9 +36,6 @@ impl Place {
         self.digest == digest(arrival)
     }
 }
-
-/// Why a follower waits.
-const BEHIND: &str = "waits behind an earlier message of its key";
 
 pub(super) fn any(connection: &Connection, group: i64) -> rusqlite::Result<bool> {
     connection

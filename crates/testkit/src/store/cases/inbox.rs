@@ -407,3 +407,12 @@ pub async fn an_id_that_returns_with_other_content_is_dead(world: World) {
     let id = write(&store, "orders", &["a"]).await[0];
     assert_eq!(record(&store, id).await.state.status, Status::Pending);
 }
+
+/// Inbox 9: a consumer learns of it when it starts, not with its first message.
+pub async fn work_that_cannot_be_done_is_refused_beforehand(world: World) {
+    let store = world.open().await;
+    store.check(&world.work()).await.expect("the work of this suite can be done");
+    store.check(&Work::Mark).await.expect("a mark can always be made");
+    let error = store.check(&world.impossible_work()).await.expect_err("it cannot be done").to_string();
+    assert!(!error.is_empty());
+}
