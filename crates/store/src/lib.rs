@@ -15,6 +15,7 @@ mod pick;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod sent;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
@@ -23,3 +24,4 @@ mod tally;
 
 pub use contract::*;
 pub use error::Error;
+pub use sent::Sent;
