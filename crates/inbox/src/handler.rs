@@ -73,6 +73,8 @@ pub enum Handler {
     Log,
     /// Runs one SQL statement in the transaction of the mark; see [`Work::Sql`] for its parameters.
     Sql(String),
+    /// Runs a piece of Lua in the script of the mark, on an inbox in Redis; see [`Work::Script`].
+    Script(String),
     /// POSTs the message to a URL.
     #[cfg(feature = "http")]
     Http(HttpHandler),
@@ -98,6 +100,7 @@ impl Handler {
         match self {
             Self::Log => "log",
             Self::Sql(_) => "sql",
+            Self::Script(_) => "script",
             #[cfg(feature = "http")]
             Self::Http(_) => "http",
             Self::Command(_) => "command",
@@ -110,6 +113,7 @@ impl Handler {
         match self {
             Self::Log => Some(Work::Mark),
             Self::Sql(statement) => Some(Work::Sql(statement.clone())),
+            Self::Script(script) => Some(Work::Script(script.clone())),
             _ => None,
         }
     }
@@ -129,7 +133,7 @@ impl Handler {
         let reached = |handled| Ran { handled, reached: true };
         let work = async {
             match self {
-                Self::Log | Self::Sql(_) => reached(Handled::Done),
+                Self::Log | Self::Sql(_) | Self::Script(_) => reached(Handled::Done),
                 #[cfg(feature = "http")]
                 Self::Http(handler) => handler.handle(group, arrival).await,
                 Self::Command(handler) => {

@@ -1,6 +1,7 @@
 //! What can be typed, and what each of it does.
 
 mod arguments;
+mod backend;
 mod dead;
 mod failure;
 mod inspect;
@@ -49,11 +50,8 @@ pub(crate) fn main() -> ExitCode {
 fn run(arguments: Arguments, output: &mut Output) -> Result<(), Failure> {
     let Arguments { global, command } = arguments;
     let command = command.unwrap_or_else(|| Command::Serve(Serve::default()));
-    match command {
-        // These say what they know without any settings.
-        Command::Completions { shell } => return arguments::completions(shell, output),
-        Command::Schema { print: true } => return schema::print(output),
-        _ => {}
+    if let Command::Completions { shell } = command {
+        return arguments::completions(shell, output);
     }
     let loaded = config::load(global.config.as_deref(), std::env::vars_os().filter_map(text_pair))?;
     log::start(&loaded.config.log, &global, matches!(command, Command::Serve(_)))?;
@@ -61,8 +59,7 @@ fn run(arguments: Arguments, output: &mut Output) -> Result<(), Failure> {
         Command::Config { command: ConfigCommand::Check } => return settings::check(&loaded, output),
         Command::Config { command: ConfigCommand::Show } => return settings::show(&loaded, output),
         Command::Routes => return settings::routes(&loaded.config, output),
-        Command::Migrate { dry_run } => return schema::migrate(&loaded.config, dry_run, output),
-        Command::Schema { .. } => return schema::state(&loaded.config, output),
+        Command::Schema { print: true } => return schema::print(&loaded.config, output),
         _ => {}
     }
     // Two threads: the work is the disk's, and idle threads cost memory.
@@ -79,31 +76,31 @@ async fn run_on_store(command: Command, loaded: Loaded, output: &mut Output) -> 
     let config = &loaded.config;
     match command {
         Command::Serve(options) => Box::pin(serve::serve(loaded, options, output)).await,
-        Command::Send(options) => send::send(&world::make_desk(config)?, options, output).await,
-        Command::Status { id } => inspect::status(&world::open_desk(config)?, id.as_deref(), output).await,
-        Command::List(options) => inspect::list(&world::open_desk(config)?, options, output).await,
+        Command::Send(options) => send::send(&world::make_desk(config).await?, options, output).await,
+        Command::Status { id } => {
+            inspect::status(&world::open_desk(config).await?, id.as_deref(), output).await
+        }
+        Command::List(options) => inspect::list(&world::open_desk(config).await?, options, output).await,
         Command::Dead { command } => match command {
-            Dead::List(options) => dead::list(&world::open_desk(config)?, options, output).await,
+            Dead::List(options) => dead::list(&world::open_desk(config).await?, options, output).await,
             Dead::Show { id, group } => {
-                dead::show(&world::open_desk(config)?, &id, group.as_deref(), output).await
+                dead::show(&world::open_desk(config).await?, &id, group.as_deref(), output).await
             }
             Dead::Requeue(which) => {
-                dead::mend(&world::open_desk(config)?, dead::Action::Requeue, which, output).await
+                dead::mend(&world::open_desk(config).await?, dead::Action::Requeue, which, output).await
             }
             Dead::Discard(which) => {
-                dead::mend(&world::open_desk(config)?, dead::Action::Discard, which, output).await
+                dead::mend(&world::open_desk(config).await?, dead::Action::Discard, which, output).await
             }
-            Dead::Edit(edit) => dead::edit(&world::open_desk(config)?, edit, output).await,
+            Dead::Edit(edit) => dead::edit(&world::open_desk(config).await?, edit, output).await,
         },
         Command::Lanes { command } => match command {
-            None => lanes::show(&world::open_desk(config)?, output).await,
-            Some(Lanes::Set { count }) => lanes::set(&world::make_desk(config)?, count, output).await,
+            None => lanes::show(&world::open_desk(config).await?, output).await,
+            Some(Lanes::Set { count }) => lanes::set(&world::make_desk(config).await?, count, output).await,
         },
-        Command::Config { .. }
-        | Command::Routes
-        | Command::Migrate { .. }
-        | Command::Schema { .. }
-        | Command::Completions { .. } => Ok(()),
+        Command::Migrate { dry_run } => schema::migrate(config, dry_run, output).await,
+        Command::Schema { .. } => schema::state(config, output).await,
+        Command::Config { .. } | Command::Routes | Command::Completions { .. } => Ok(()),
     }
 }
 

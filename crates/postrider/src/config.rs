@@ -7,6 +7,7 @@
 mod check;
 mod load;
 mod overlap;
+mod place;
 mod read;
 mod section;
 mod show;
@@ -16,13 +17,13 @@ mod units;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern};
-use store::Retention;
+use store::{Retention, Sent};
 
 pub(crate) use load::{Loaded, Rejected, load};
+pub(crate) use place::{ACCEPT_LOSS, Place};
 pub(crate) use read::parse_listen;
 pub(crate) use show::{on_dead, order, redacted};
 pub(crate) use units::duration_text;
@@ -56,8 +57,20 @@ pub(crate) struct Config {
 pub(crate) struct Store {
     /// As written.
     pub(crate) url: String,
-    /// The SQLite file that it names.
-    pub(crate) path: PathBuf,
+    /// What it names.
+    pub(crate) place: Place,
+    /// What becomes of records that were sent.
+    pub(crate) sent: Sent,
+    /// Writers wake a sleeping relay by a trigger.
+    pub(crate) doorbell: bool,
+    /// Connections at most.
+    pub(crate) connections: usize,
+    /// What the keys in Redis begin with.
+    pub(crate) prefix: String,
+    /// Replicas that must have a write before it is answered.
+    pub(crate) replicas: u32,
+    /// Somebody has said in words that Redis may lose messages.
+    pub(crate) accept_loss: bool,
     /// How long records are kept.
     pub(crate) retention: Retention,
 }
@@ -78,6 +91,8 @@ pub(crate) struct ConsumerSide {
     pub(crate) listen: SocketAddr,
     /// The producer to acknowledge to by HTTP; in the store when absent.
     pub(crate) acknowledge_to: Option<String>,
+    /// The Redis that remembers ids for groups with `dedup = "redis"` or `"hybrid"`.
+    pub(crate) redis: Option<String>,
 }
 
 /// `[relay]`
@@ -91,6 +106,21 @@ pub(crate) struct Relay {
     pub(crate) bytes: usize,
     /// The longest wait between two looks at the store.
     pub(crate) poll: Duration,
+    /// A lock and a counter in Redis for every message that is sent.
+    pub(crate) claims: Option<Claims>,
+}
+
+/// `[relay] claims`
+#[derive(Clone, Debug)]
+pub(crate) struct Claims {
+    /// The server.
+    pub(crate) url: String,
+    /// How long the lock of a crashed worker stays.
+    pub(crate) ttl: Duration,
+    /// How long the counter does.
+    pub(crate) keep: Duration,
+    /// What keys begin with; `{id}` stands for the message's id.
+    pub(crate) prefix: String,
 }
 
 /// `[log]`
@@ -150,6 +180,8 @@ pub(crate) struct Consumer {
     pub(crate) dedup: Dedup,
     /// For how long.
     pub(crate) keep_ids: Duration,
+    /// How old a message may be that people send again without being asked whether they mean it.
+    pub(crate) replay: Duration,
     /// What is kept in order.
     pub(crate) order: Order,
     /// What a Dead message does to its key.
@@ -165,6 +197,21 @@ pub(crate) struct Consumer {
 pub(crate) enum Dedup {
     /// By a mark in the store, in the handler's transaction.
     Sql,
+    /// By a mark in Redis, which forgets when it must.
+    Redis,
+    /// Redis answers for what it has seen; the store decides.
+    Hybrid,
+}
+
+impl Dedup {
+    /// The word in the configuration.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Sql => "sql",
+            Self::Redis => "redis",
+            Self::Hybrid => "hybrid",
+        }
+    }
 }
 
 /// What a consumer group does with a message.
@@ -181,6 +228,8 @@ pub(crate) enum Handler {
     },
     /// A statement in the transaction of the mark.
     Sql(String),
+    /// A piece of Lua in the script of the mark, on a store that is Redis.
+    Script(String),
     /// A program, and its arguments.
     Command {
         /// The program first.
@@ -197,13 +246,14 @@ impl Handler {
             Self::Log => "log",
             Self::Http { .. } => "http",
             Self::Sql(_) => "sql",
+            Self::Script(_) => "script",
             Self::Command { .. } => "command",
         }
     }
 
     /// Whether its work is in the transaction of the mark.
     pub(crate) fn is_transactional(&self) -> bool {
-        matches!(self, Self::Log | Self::Sql(_))
+        matches!(self, Self::Log | Self::Sql(_) | Self::Script(_))
     }
 }
 

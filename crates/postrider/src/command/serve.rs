@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use store::Store;
-use store::sqlite::SqliteStore;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -25,7 +24,7 @@ use self::signals::Signals;
 use super::arguments::{Part, Serve};
 use super::failure::{Exit, Failure};
 use super::output::Output;
-use super::world;
+use super::{backend, world};
 use crate::config::{Config, Loaded};
 
 /// How often records that have passed their retention are removed.
@@ -44,7 +43,8 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
 
     let producer = listen(runs(Part::Producer), config.producer.listen, "producer").await?;
     let consumer = listen(runs(Part::Consumer), config.consumer.listen, "consumer").await?;
-    let store: Arc<SqliteStore> = Arc::new(world::open_store(&config)?);
+    let opened = backend::open(&config).await?;
+    let store = opened.store;
     let brokers = match runs(Part::Relay) || runs(Part::Consumer) {
         true => parts::brokers(&config)?,
         false => parts::Brokers::new(),
@@ -66,6 +66,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
         consumer: address(consumer.as_ref()),
         relay: runs(Part::Relay),
         config: &config,
+        promises: &opened.promises,
     };
     banner::print(&running, output)?;
 

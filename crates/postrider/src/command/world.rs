@@ -6,38 +6,20 @@ use std::sync::Arc;
 use admin::{ConsumerView, Desk, RouteView, Topology};
 use broker::embedded;
 use message::Limits;
-use store::sqlite::SqliteStore;
 
-use super::failure::{Exit, Failure};
-use crate::config::Config;
-
-/// Opens the configured store, making it if need be.
-pub(super) fn open_store(config: &Config) -> Result<SqliteStore, Failure> {
-    SqliteStore::open(&config.store.path).map_err(|error| {
-        let mut failure = Failure::from(error);
-        failure.text.push_str("; store.url or POSTRIDER__STORE__URL names another");
-        failure
-    })
-}
+use super::backend;
+use super::failure::Failure;
+use crate::config::{Config, Place};
 
 /// A desk on the configured store, which is made if need be.
-pub(super) fn make_desk(config: &Config) -> Result<Desk, Failure> {
-    Ok(desk(config, Arc::new(open_store(config)?)))
+pub(super) async fn make_desk(config: &Config) -> Result<Desk, Failure> {
+    Ok(desk(config, backend::open(config).await?.store))
 }
 
 /// A desk on the configured store, which must exist: a question should not leave a database behind.
-pub(super) fn open_desk(config: &Config) -> Result<Desk, Failure> {
-    if !config.store.path.exists() {
-        return Err(Failure::new(
-            Exit::Unavailable,
-            format!(
-                "there is no store at {} yet: `postrider serve` makes it, and so does `postrider migrate`; or name \
-                 another with --config or POSTRIDER__STORE__URL",
-                config.store.path.display()
-            ),
-        ));
-    }
-    make_desk(config)
+pub(super) async fn open_desk(config: &Config) -> Result<Desk, Failure> {
+    backend::exists(config)?;
+    make_desk(config).await
 }
 
 /// A desk on `store`.
@@ -63,14 +45,17 @@ pub(super) fn topology(config: &Config) -> Topology {
         topics: consumer.topics.clone(),
         broker: consumer.broker.clone(),
         handler: consumer.handler.kind().to_owned(),
-        dedup: "sql".to_owned(),
+        dedup: consumer.dedup.word().to_owned(),
     });
     Topology { routes: routes.collect(), consumers: consumers.collect() }
 }
 
 /// How the embedded broker `name` is opened.
 pub(super) fn broker_config(config: &Config, name: &str, url: &str) -> Result<embedded::Config, Failure> {
-    let folder = config.store.path.parent().map_or_else(PathBuf::new, ToOwned::to_owned);
+    let folder = match &config.store.place {
+        Place::Sqlite(path) => path.parent().map_or_else(PathBuf::new, ToOwned::to_owned),
+        _ => PathBuf::from("postrider-data"),
+    };
     // Two brokers without a path of their own are two files.
     let beside =
         folder.join(if name == "main" { "broker.db".to_owned() } else { format!("broker-{name}.db") });

@@ -12,7 +12,7 @@ use super::read::Places;
 use super::section::nearest;
 use super::tree::Origin;
 use super::units::duration_text;
-use super::{Complaint, Config, Consumer, Route};
+use super::{Complaint, Config, Consumer, Dedup, Handler, Place, Route};
 
 /// A relay must be able to publish, settle and renew well within its lease.
 const LEAST_LEASE: Duration = Duration::from_secs(1);
@@ -73,6 +73,12 @@ impl Checker<'_> {
             self.refuse("relay.poll", format!(
                 "{poll} is longer than the lease of {lease}: lanes of a dead relay would lie idle; poll more often or lengthen relay.lease"
             ));
+        }
+        if relay.claims.is_some() && self.config.store.place == Place::Redis {
+            self.refuse(
+                "relay.claims",
+                "the store is Redis itself and keeps locks and attempts already: remove it".to_owned(),
+            );
         }
         if self.config.routes.is_empty() {
             self.refuse(
@@ -181,22 +187,74 @@ impl Checker<'_> {
             }
             self.keep_ids(&section, consumer, route_name, route);
         }
+        self.dedup(&section, consumer);
         self.outside(&section, consumer);
         self.findings.dedup();
     }
 
     /// An id that is forgotten while its message can still come again is a duplicate that nobody recognises.
     fn keep_ids(&mut self, section: &str, consumer: &Consumer, route_name: &str, route: &Route) {
-        let longest = route.retry.give_up_after;
+        let longest = route.retry.give_up_after.saturating_add(consumer.replay);
         let margin = (longest / 10).max(Duration::from_secs(60 * 60));
         let least = longest.saturating_add(margin);
         if consumer.keep_ids < least {
-            let (kept, longest, least) =
-                (duration_text(consumer.keep_ids), duration_text(longest), duration_text(least));
+            let (kept, least) = (duration_text(consumer.keep_ids), duration_text(least));
+            let (retried, replayed) =
+                (duration_text(route.retry.give_up_after), duration_text(consumer.replay));
             self.refuse(&format!("{section}.keep_ids"), format!(
-                "{kept} is too short: routes.{route_name} may send a message again for {longest} (retry.give_up_after), \
-                 and an id forgotten before that is done twice; keep ids for at least {least}"
+                "{kept} is too short: routes.{route_name} may send a message again for {retried} (retry.give_up_after), \
+                 people may for another {replayed} (replay), and an id forgotten before that is done twice; keep ids for \
+                 at least {least}"
             ));
+        }
+    }
+
+    /// What recognises duplicates must fit the store, the handler and the promise.
+    fn dedup(&mut self, section: &str, consumer: &Consumer) {
+        let (on_redis, setting) = (self.config.store.place == Place::Redis, format!("{section}.dedup"));
+        if consumer.dedup != Dedup::Sql && self.config.consumer.redis.is_none() && !on_redis {
+            self.refuse(
+                &setting,
+                format!(
+                    "`{}` needs a Redis: say where it is with redis = \"redis://…\" in [consumer]",
+                    consumer.dedup.word()
+                ),
+            );
+        }
+        if consumer.dedup != Dedup::Redis && on_redis {
+            self.refuse(&setting, "the store is Redis, and so are the marks: use \"redis\"".to_owned());
+        }
+        if consumer.dedup == Dedup::Redis && !on_redis && matches!(consumer.handler, Handler::Sql(_)) {
+            self.refuse(
+                &setting,
+                "an sql handler works in the database and its mark would be in Redis: a crash between \
+                 them does the work twice; use \"hybrid\" or \"sql\""
+                    .to_owned(),
+            );
+        }
+        match &consumer.handler {
+            Handler::Sql(_) if on_redis => self.refuse(
+                &format!("{section}.handler"),
+                "the store is Redis, which has no SQL: use a script, http or command handler".to_owned(),
+            ),
+            Handler::Script(_) if !on_redis && consumer.dedup != Dedup::Redis => self.refuse(
+                &format!("{section}.handler"),
+                "scripts run in Redis, and the marks of this group are in a database: use an sql handler, or \
+                 dedup = \"redis\"".to_owned(),
+            ),
+            _ => {}
+        }
+        if consumer.dedup != Dedup::Redis {
+            return;
+        }
+        for topic in &consumer.topics {
+            let Some((route_name, route)) = self.config.route_of(topic) else { continue };
+            if route.semantics == Semantics::EffectivelyOnce {
+                self.warn(&setting, format!(
+                    "routes.{route_name} promises effectively-once, and Redis may forget an id when it fails over or loses its \
+                     last second: use \"hybrid\", or promise at-least-once"
+                ));
+            }
         }
     }
 

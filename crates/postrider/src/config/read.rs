@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use inbox::CommandHandler;
 use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern, check_group, check_topic};
-use store::Retention;
 
 use super::section::{Complaints, Found, Section, nearest};
 use super::tree::{Node, Origin, Table, Value};
 use super::{
-    Broker, Complaint, Config, Consumer, ConsumerSide, Dedup, Handler, Log, LogFormat, Producer, Relay,
-    Route, Store,
+    Broker, Claims, Complaint, Config, Consumer, ConsumerSide, Dedup, Handler, Log, LogFormat, Place,
+    Producer, Relay, Route,
 };
 
 const SECTIONS: [&str; 8] =
@@ -30,13 +28,22 @@ pub(super) fn read(tree: Table) -> (Config, Places, Vec<Complaint>) {
     let mut places = Places::new();
     let root = Node { value: Value::Table(tree), origin: Origin::BuiltIn };
     let mut root = Section::new("", Some(root), &SECTIONS, &complaints);
-    let reader = &mut Reader { complaints: &complaints, places: &mut places, default_broker: None };
+    let reader = &mut Reader {
+        complaints: &complaints,
+        places: &mut places,
+        default_broker: None,
+        default_dedup: Dedup::Sql,
+    };
 
     let brokers = reader.brokers(root.take("brokers"));
     // With one broker there is nothing to choose.
     reader.default_broker = if brokers.len() == 1 { brokers.keys().next().cloned() } else { None };
+    let store = reader.store(root.take("store"));
+    if store.place == Place::Redis {
+        reader.default_dedup = Dedup::Redis;
+    }
     let config = Config {
-        store: reader.store(root.take("store")),
+        store,
         producer: reader.producer(root.take("producer")),
         consumer: reader.consumer_side(root.take("consumer")),
         relay: reader.relay(root.take("relay")),
@@ -49,43 +56,23 @@ pub(super) fn read(tree: Table) -> (Config, Places, Vec<Complaint>) {
     (config, places, complaints.into_inner())
 }
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     complaints: &'a Complaints,
     places: &'a mut Places,
     default_broker: Option<String>,
+    default_dedup: Dedup,
 }
 
 impl<'a> Reader<'a> {
-    fn section(&self, path: &str, node: Option<Node>, known: &[&str]) -> Section<'a> {
+    pub(super) fn section(&self, path: &str, node: Option<Node>, known: &[&str]) -> Section<'a> {
         Section::new(path, node, known, self.complaints)
     }
 
-    fn mark(&mut self, section: &Section<'_>, keys: &[&str]) {
+    pub(super) fn mark(&mut self, section: &Section<'_>, keys: &[&str]) {
         self.places.insert(section.name("").trim_end_matches('.').to_owned(), section.origin().clone());
         for key in keys {
             self.places.insert(section.name(key), section.origin_of(key));
         }
-    }
-
-    fn store(&mut self, node: Option<Node>) -> Store {
-        let mut section = self.section("store", node, &["url", "retention"]);
-        self.mark(&section, &["url", "retention"]);
-        let default = "sqlite://postrider-data/postrider.db";
-        let found = section.parsed("url", |url| Ok((url.to_owned(), store_path(url)?)));
-        let (url, path) = found.map_or_else(
-            || (default.to_owned(), PathBuf::from("postrider-data/postrider.db")),
-            |found| found.value,
-        );
-        let defaults = Retention::default();
-        let mut kept =
-            self.section("store.retention", section.take("retention"), &["sent", "dead", "keys", "audit"]);
-        let retention = Retention {
-            sent: kept.duration("sent", defaults.sent),
-            dead: kept.duration("dead", defaults.dead),
-            keys: kept.duration("keys", defaults.keys),
-            audit: kept.duration("audit", defaults.audit),
-        };
-        Store { url, path, retention }
     }
 
     fn producer(&mut self, node: Option<Node>) -> Producer {
@@ -95,24 +82,32 @@ impl<'a> Reader<'a> {
     }
 
     fn consumer_side(&mut self, node: Option<Node>) -> ConsumerSide {
-        let mut section = self.section("consumer", node, &["listen", "acknowledge_to"]);
-        self.mark(&section, &["listen"]);
+        let mut section = self.section("consumer", node, &["listen", "acknowledge_to", "redis"]);
+        self.mark(&section, &["listen", "redis"]);
         let listen = listen(&mut section, 5287);
         let acknowledge_to = section.parsed("acknowledge_to", |url| {
             http_url(url)?;
             Ok(url.trim_end_matches('/').to_owned())
         });
-        ConsumerSide { listen, acknowledge_to: acknowledge_to.map(|found| found.value) }
+        let redis = section.parsed("redis", redis_url);
+        ConsumerSide {
+            listen,
+            acknowledge_to: acknowledge_to.map(|found| found.value),
+            redis: redis.map(|found| found.value),
+        }
     }
 
     fn relay(&mut self, node: Option<Node>) -> Relay {
-        let mut section = self.section("relay", node, &["lease", "batch", "bytes", "poll"]);
-        self.mark(&section, &["lease", "poll"]);
+        const KEYS: [&str; 8] =
+            ["lease", "batch", "bytes", "poll", "claims", "claims_ttl", "claims_prefix", "claims_keep"];
+        let mut section = self.section("relay", node, &KEYS);
+        self.mark(&section, &KEYS);
         Relay {
             lease: section.duration("lease", Duration::from_secs(30)),
             batch: section.number("batch", 1, 100_000, 500) as usize,
             bytes: section.size("bytes", 8 << 20),
             poll: section.duration("poll", Duration::from_secs(1)),
+            claims: claims(&mut section),
         }
     }
 
@@ -255,8 +250,8 @@ impl<'a> Reader<'a> {
     }
 
     fn consumers(&mut self, node: Option<Node>) -> BTreeMap<String, Consumer> {
-        const KEYS: [&str; 8] =
-            ["topics", "broker", "dedup", "keep_ids", "order", "on_dead", "retry", "handler"];
+        const KEYS: [&str; 9] =
+            ["topics", "broker", "dedup", "keep_ids", "replay", "order", "on_dead", "retry", "handler"];
         let mut consumers = BTreeMap::new();
         for (name, node) in self.named("consumers", node) {
             let mut section = self.section(&format!("consumers.{name}"), Some(node), &KEYS);
@@ -270,6 +265,7 @@ impl<'a> Reader<'a> {
                 broker: self.broker(&mut section),
                 dedup: self.dedup(&mut section),
                 keep_ids: section.duration("keep_ids", Duration::from_secs(7 * 24 * 60 * 60)),
+                replay: section.duration("replay", Duration::from_secs(3 * 24 * 60 * 60)),
                 order: section.word("order", &ORDERS, Order::Key),
                 on_dead: section.word("on_dead", &ON_DEADS, OnDead::Hold),
                 retry: self.retry(&mut section),
@@ -313,17 +309,22 @@ impl<'a> Reader<'a> {
         section
             .parsed("dedup", |word| match word {
                 "sql" => Ok(Dedup::Sql),
-                "redis" | "hybrid" => {
-                    Err(format!("`{word}` is not built into this program yet: use \"sql\""))
-                }
-                _ => Err(format!("`{word}` is not a way to recognise duplicates: use \"sql\"")),
+                "redis" | "hybrid" if !cfg!(feature = "redis") => Err(format!(
+                    "`{word}` is not in this build: build with `--features redis`, or use \"sql\""
+                )),
+                "redis" => Ok(Dedup::Redis),
+                "hybrid" => Ok(Dedup::Hybrid),
+                _ => Err(format!(
+                    "`{word}` is not a way to recognise duplicates: use \"sql\", \"redis\" or \"hybrid\""
+                )),
             })
-            .map_or(Dedup::Sql, |found| found.value)
+            .map_or(self.default_dedup, |found| found.value)
     }
 
     fn handler(&mut self, section: &mut Section<'a>) -> Handler {
-        const KINDS: [&str; 4] = ["log", "http", "sql", "command"];
-        const CHOICES: &str = "choose one of { log = true }, { http = \"http://…\" }, { sql = \"…\" } and { command = [\"…\"] }";
+        const KINDS: [&str; 5] = ["log", "http", "sql", "script", "command"];
+        const CHOICES: &str = "choose one of { log = true }, { http = \"http://…\" }, { sql = \"…\" }, { script = \"…\" } \
+                               and { command = [\"…\"] }";
         let Some(node) = section.take("handler") else { return Handler::Log };
         let origin = node.origin.clone();
         let mut known = KINDS.to_vec();
@@ -338,23 +339,55 @@ impl<'a> Reader<'a> {
             ["http"] => handler
                 .parsed("http", |url| http_url(url).map(|()| url.to_owned()))
                 .map(|found| Handler::Http { url: found.value, timeout }),
-            ["sql"] => {
-                let not_empty = |text: &str| match text.trim() {
-                    "" => Err("the statement is empty".to_owned()),
-                    _ => Ok(text.to_owned()),
-                };
-                handler.parsed("sql", not_empty).map(|found| Handler::Sql(found.value))
-            }
+            ["sql"] => handler.parsed("sql", not_empty).map(|found| Handler::Sql(found.value)),
+            ["script"] => handler.parsed("script", not_empty).map(|found| Handler::Script(found.value)),
             ["command"] => command_line(&mut handler).map(|line| Handler::Command { line, timeout }),
             _ => None,
         };
-        if timed && matches!(found, Some(Handler::Log | Handler::Sql(_))) {
+        if timed && matches!(found, Some(Handler::Log | Handler::Sql(_) | Handler::Script(_))) {
             handler.complain("timeout", origin.clone(), "only http and command handlers have a timeout");
         }
         if found.is_none() && self.complaints.borrow().len() == before {
             section.complain("handler", origin, CHOICES);
         }
         found.unwrap_or(Handler::Log)
+    }
+}
+
+fn not_empty(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("it is empty".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+/// Locks and counters in Redis, when the relay is told to have them.
+fn claims(section: &mut Section<'_>) -> Option<Claims> {
+    const DETAILS: [&str; 3] = ["claims_ttl", "claims_prefix", "claims_keep"];
+    if !section.has("claims") {
+        for key in DETAILS.iter().filter(|key| section.has(key)) {
+            section.complain(key, section.origin_of(key), "belongs to `claims`, which is not set");
+        }
+    }
+    let url = section.parsed("claims", redis_url);
+    let ttl = section.duration("claims_ttl", Duration::from_secs(15 * 60));
+    let keep = section.duration("claims_keep", Duration::from_secs(7 * 24 * 60 * 60));
+    let prefix = section.text("claims_prefix").map(|found| found.value);
+    Some(Claims {
+        url: url?.value,
+        ttl,
+        keep,
+        prefix: prefix.unwrap_or_else(|| "postrider:claim:".to_owned()),
+    })
+}
+
+fn redis_url(url: &str) -> Result<String, String> {
+    match url.split_once("://") {
+        Some(("redis" | "rediss", rest)) if !rest.is_empty() => match cfg!(feature = "redis") {
+            true => Ok(url.to_owned()),
+            false => Err("Redis is not in this build: build with `--features redis`".to_owned()),
+        },
+        _ => Err("expected the URL of a Redis server, such as redis://127.0.0.1:6379".to_owned()),
     }
 }
 
@@ -409,21 +442,6 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         ));
     }
     Ok(address)
-}
-
-fn store_path(url: &str) -> Result<PathBuf, String> {
-    match url.split_once("://") {
-        Some(("sqlite", path)) if path.contains('?') => {
-            Err("a sqlite:// URL takes no parameters here: remove the ? and what follows".to_owned())
-        }
-        Some(("sqlite", "")) => Err("name the file, such as sqlite://postrider-data/postrider.db".to_owned()),
-        Some(("sqlite", path)) => Ok(PathBuf::from(path)),
-        Some((scheme @ ("postgres" | "postgresql" | "mysql" | "mariadb" | "redis" | "rediss"), _)) => {
-            Err(format!("`{scheme}://` is not built into this program yet: use sqlite://path/to/file.db"))
-        }
-        Some((scheme, _)) => Err(format!("`{scheme}://` is not a store: use sqlite://path/to/file.db")),
-        None => Err("this is not a URL: use sqlite://path/to/file.db".to_owned()),
-    }
 }
 
 fn broker_url(url: &str) -> Result<(), String> {

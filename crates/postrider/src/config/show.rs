@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use message::{OnDead, Order, RetryPolicy};
+use store::Sent;
 
 use super::units::{duration_text, size_text};
-use super::{Config, Dedup, Handler, LogFormat};
+use super::{ACCEPT_LOSS, Config, Handler, LogFormat, Place};
 
 impl Config {
     /// The whole as TOML, every default spelled out.
@@ -16,16 +17,7 @@ impl Config {
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
-        let kept = &self.store.retention;
-        writeln!(out, "[store]\nurl = {}", quoted(&redacted(&self.store.url)))?;
-        writeln!(
-            out,
-            "retention = {{ sent = \"{}\", dead = \"{}\", keys = \"{}\", audit = \"{}\" }}",
-            duration_text(kept.sent),
-            duration_text(kept.dead),
-            duration_text(kept.keys),
-            duration_text(kept.audit)
-        )?;
+        self.write_store(out)?;
         writeln!(
             out,
             "\n[producer]\nlisten = \"{}\"\nbody_limit = \"{}\"",
@@ -36,6 +28,9 @@ impl Config {
         if let Some(url) = &self.consumer.acknowledge_to {
             writeln!(out, "acknowledge_to = {}", quoted(&redacted(url)))?;
         }
+        if let Some(url) = &self.consumer.redis {
+            writeln!(out, "redis = {}", quoted(&redacted(url)))?;
+        }
         let relay = &self.relay;
         writeln!(
             out,
@@ -45,6 +40,16 @@ impl Config {
             size_text(relay.bytes),
             duration_text(relay.poll)
         )?;
+        if let Some(claims) = &relay.claims {
+            writeln!(
+                out,
+                "claims = {}\nclaims_ttl = \"{}\"\nclaims_prefix = {}\nclaims_keep = \"{}\"",
+                quoted(&redacted(&claims.url)),
+                duration_text(claims.ttl),
+                quoted(&claims.prefix),
+                duration_text(claims.keep)
+            )?;
+        }
         let format = match self.log.format {
             LogFormat::Text => "text",
             LogFormat::Json => "json",
@@ -55,6 +60,37 @@ impl Config {
         }
         self.write_routes(out)?;
         self.write_consumers(out)
+    }
+
+    fn write_store(&self, out: &mut String) -> std::fmt::Result {
+        let store = &self.store;
+        writeln!(out, "[store]\nurl = {}", quoted(&redacted(&store.url)))?;
+        if matches!(store.place, Place::Postgres | Place::Mysql) {
+            let sent = match store.sent {
+                Sent::Keep => "keep",
+                Sent::Delete => "delete",
+                Sent::Partition => "partition",
+            };
+            writeln!(out, "sent = \"{sent}\"\nconnections = {}", store.connections)?;
+        }
+        if store.place == Place::Postgres {
+            writeln!(out, "doorbell = {}", store.doorbell)?;
+        }
+        if store.place == Place::Redis {
+            writeln!(out, "prefix = {}\nreplicas = {}", quoted(&store.prefix), store.replicas)?;
+            if store.accept_loss {
+                writeln!(out, "accept_loss = \"{ACCEPT_LOSS}\"")?;
+            }
+        }
+        let kept = &store.retention;
+        writeln!(
+            out,
+            "retention = {{ sent = \"{}\", dead = \"{}\", keys = \"{}\", audit = \"{}\" }}",
+            duration_text(kept.sent),
+            duration_text(kept.dead),
+            duration_text(kept.keys),
+            duration_text(kept.audit)
+        )
     }
 
     fn write_routes(&self, out: &mut String) -> std::fmt::Result {
@@ -80,11 +116,11 @@ impl Config {
             writeln!(out, "\n[consumers]")?;
         }
         for (name, consumer) in &self.consumers {
-            let Dedup::Sql = consumer.dedup;
             writeln!(out, "\n[consumers.{}]", key(name))?;
             writeln!(out, "topics = {}", list(consumer.topics.iter().map(String::as_str)))?;
-            writeln!(out, "broker = {}\ndedup = \"sql\"", quoted(&consumer.broker))?;
+            writeln!(out, "broker = {}\ndedup = \"{}\"", quoted(&consumer.broker), consumer.dedup.word())?;
             writeln!(out, "keep_ids = \"{}\"", duration_text(consumer.keep_ids))?;
+            writeln!(out, "replay = \"{}\"", duration_text(consumer.replay))?;
             writeln!(
                 out,
                 "order = \"{}\"\non_dead = \"{}\"",
@@ -132,6 +168,7 @@ fn handler(handler: &Handler) -> String {
             format!("{{ http = {}, timeout = \"{}\" }}", quoted(&redacted(url)), duration_text(*timeout))
         }
         Handler::Sql(statement) => format!("{{ sql = {} }}", quoted(statement)),
+        Handler::Script(script) => format!("{{ script = {} }}", quoted(script)),
         Handler::Command { line, timeout } => {
             let line = list(line.iter().map(String::as_str));
             format!("{{ command = {line}, timeout = \"{}\" }}", duration_text(*timeout))

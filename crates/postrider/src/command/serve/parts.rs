@@ -7,8 +7,7 @@ use admin::Desk;
 use broker::embedded::Broker;
 use inbox::{Acknowledge, CommandHandler, Group, HttpHandler};
 use message::{OnDead, Order};
-use store::sqlite::SqliteStore;
-use store::{Inbox as _, InboxRules, Store, Work};
+use store::{Inbox, InboxRules, Store, Work};
 use tokio::task::JoinHandle;
 
 use super::super::failure::{Exit, Failure};
@@ -101,7 +100,7 @@ pub(super) fn relay(
 /// Starts every consumer group.
 pub(super) async fn consumers(
     config: &Config,
-    store: &Arc<SqliteStore>,
+    store: &Arc<dyn Store>,
     brokers: &Brokers,
 ) -> Result<Vec<(Arc<Group>, inbox::Running)>, Failure> {
     let mut running = Vec::new();
@@ -118,21 +117,18 @@ async fn group(
     config: &Config,
     name: &str,
     consumer: &Consumer,
-    store: Arc<SqliteStore>,
+    store: Arc<dyn Store>,
 ) -> Result<Group, Failure> {
     let wrong = |error: inbox::BadHandler| Failure::usage(format!("consumers.{name}.handler: {error}"));
     let handler = match &consumer.handler {
         Handler::Log => inbox::Handler::Log,
         Handler::Sql(statement) => {
-            match store.check(&Work::Sql(statement.clone())).await {
-                Ok(()) => {}
-                // The application may make its table later; until then the group waits and loses nothing.
-                Err(error) if error.is_transient() => {
-                    tracing::warn!(group = name, %error, "the handler must wait")
-                }
-                Err(error) => return Err(Failure::usage(format!("consumers.{name}.handler: {error}"))),
-            }
+            check(name, &*store, Work::Sql(statement.clone())).await?;
             inbox::Handler::Sql(statement.clone())
+        }
+        Handler::Script(script) => {
+            check(name, &*store, Work::Script(script.clone())).await?;
+            inbox::Handler::Script(script.clone())
         }
         Handler::Http { url, timeout } => {
             inbox::Handler::Http(HttpHandler::new(url).map_err(wrong)?.timeout(*timeout))
@@ -155,6 +151,19 @@ async fn group(
         acknowledge: acknowledge == Acknowledge::InStore,
     };
     Ok(Group::new(name, store, handler, rules).acknowledge(acknowledge).keep_ids(consumer.keep_ids))
+}
+
+/// Asks the store whether it can do the work of a group.
+async fn check(group: &str, store: &dyn Inbox, work: Work) -> Result<(), Failure> {
+    match store.check(&work).await {
+        Ok(()) => Ok(()),
+        // The application may make its table later; until then the group waits and loses nothing.
+        Err(error) if error.is_transient() => {
+            tracing::warn!(group, %error, "the handler must wait");
+            Ok(())
+        }
+        Err(error) => Err(Failure::usage(format!("consumers.{group}.handler: {error}"))),
+    }
 }
 
 /// What the producer's listener needs.

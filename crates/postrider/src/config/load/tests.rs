@@ -91,10 +91,9 @@ fn every_mistake_is_told_at_once_with_its_place() {
 #[test]
 fn what_cannot_work_is_refused_with_what_can() {
     let cases = [
-        (
-            "[store]\nurl = \"postgres://localhost/x\"",
-            "`postgres://` is not built into this program yet: use sqlite://",
-        ),
+        ("[store]\nsent = \"delete\"", "only a store on PostgreSQL or MySQL has this setting"),
+        ("[store]\nreplicas = 1", "only a store on Redis has this setting"),
+        ("[relay]\nclaims_ttl = \"1s\"", "belongs to `claims`"),
         ("[store]\nurl = \"ftp://x\"", "`ftp://` is not a store"),
         ("[store]\nurl = \"sqlite://\"", "name the file"),
         ("[store]\nretention = { sent = \"soon\" }", "`soon` is not a duration"),
@@ -146,10 +145,8 @@ fn what_cannot_work_is_refused_with_what_can() {
         ("[consumers.g]\ntopics = [\"t*\"]", "one by one, without *"),
         ("[consumers.g]\ntopics = [\"t\", \"t\"]", "`t` is there twice"),
         ("[consumers.g]\ntopics = 3", "expected a list of texts"),
-        (
-            "[consumers.g]\ntopics = [\"t\"]\ndedup = \"redis\"",
-            "not built into this program yet: use \"sql\"",
-        ),
+        ("[consumers.g]\ntopics = [\"t\"]\ndedup = \"memory\"", "is not a way to recognise duplicates"),
+        ("[consumers.g]\ntopics = [\"t\"]\nhandler = { script = \"x\" }", "scripts run in Redis"),
         (
             "[consumers.g]\ntopics = [\"t\"]\nkeep_ids = \"3d\"",
             "3d is too short: routes.default may send a message again for 3d",
@@ -168,6 +165,42 @@ fn what_cannot_work_is_refused_with_what_can() {
         let told = complaints(text, &[]);
         assert!(told.contains(expected), "{text}\n\ntold: {told}\n\nshould say: {expected}");
         assert!(!told.contains("things are wrong"), "one mistake, one complaint: {told}");
+    }
+}
+
+#[cfg(not(feature = "postgres"))]
+#[test]
+fn a_store_that_is_not_in_this_build_is_refused_with_the_feature_that_has_it() {
+    let told = complaints("[store]\nurl = \"postgres://ann:hush@localhost/x\"", &[]);
+    assert!(told.contains("build with `--features postgres`") && !told.contains("hush"), "{told}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn what_recognises_duplicates_must_fit_the_store_and_the_handler() {
+    const GROUP: &str = "[consumers.g]\ntopics = [\"t\"]";
+    let cases = [
+        (format!("{GROUP}\ndedup = \"hybrid\""), "needs a Redis"),
+        (
+            format!(
+                "[consumer]\nredis = \"redis://h\"\n{GROUP}\ndedup = \"redis\"\nhandler = {{ sql = \"x\" }}"
+            ),
+            "would be in Redis: a crash between",
+        ),
+        (format!("[store]\nurl = \"redis://h\"\n{GROUP}\nhandler = {{ sql = \"x\" }}"), "which has no SQL"),
+        (format!("[store]\nurl = \"redis://h\"\n{GROUP}\ndedup = \"hybrid\""), "use \"redis\""),
+        (
+            "[store]\nurl = \"redis://h\"\naccept_loss = \"yes\"".to_owned(),
+            "I accept that messages may be lost",
+        ),
+        (
+            "[store]\nurl = \"redis://h\"\n[relay]\nclaims = \"redis://h\"".to_owned(),
+            "keeps locks and attempts already",
+        ),
+    ];
+    for (text, expected) in cases {
+        let told = complaints(&text, &[]);
+        assert!(told.contains(expected), "{text}\n\ntold: {told}\n\nshould say: {expected}");
     }
 }
 
