@@ -229,6 +229,9 @@ pub struct BulkRequest {
     /// Only count them.
     #[schema(required = false)]
     pub dry_run: bool,
+    /// Requeue even those that are older than their consumers remember: they may be done twice.
+    #[schema(required = false)]
+    pub anyway: bool,
 }
 
 impl BulkRequest {
@@ -237,12 +240,13 @@ impl BulkRequest {
     /// # Errors
     /// Names the field that is missing, unknown or of the wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
-        let fields = Fields::read(body, &["topic", "key", "all", "dryRun"])?;
+        let fields = Fields::read(body, &["topic", "key", "all", "dryRun", "anyway"])?;
         Ok(Self {
             topic: fields.text("topic")?,
             key: fields.text("key")?,
             all: fields.flag("all")?.unwrap_or_default(),
             dry_run: fields.flag("dryRun")?.unwrap_or_default(),
+            anyway: fields.flag("anyway")?.unwrap_or_default(),
         })
     }
 

@@ -80,6 +80,10 @@ impl From<&RetryPolicy> for RetryView {
     }
 }
 
+fn text<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_duration(*duration))
+}
+
 fn retry<S: Serializer>(policy: &RetryPolicy, serializer: S) -> Result<S::Ok, S::Error> {
     RetryView::from(policy).serialize(serializer)
 }
@@ -98,6 +102,10 @@ pub struct ConsumerView {
     pub handler: String,
     /// How it recognises what it has done already.
     pub dedup: String,
+    /// For how long.
+    #[serde(serialize_with = "text")]
+    #[schema(value_type = String, example = "7days")]
+    pub keep_ids: Duration,
 }
 
 impl Topology {
@@ -122,6 +130,14 @@ impl Topology {
             .filter(|consumer| consumer.topics.iter().any(|listened| listened == topic))
             .map(|consumer| consumer.group.clone())
             .collect()
+    }
+
+    /// The group of `topic` that forgets soonest which messages it has done.
+    pub(crate) fn forgets_first(&self, topic: &str) -> Option<&ConsumerView> {
+        self.consumers
+            .iter()
+            .filter(|consumer| consumer.topics.iter().any(|listened| listened == topic))
+            .min_by_key(|consumer| consumer.keep_ids)
     }
 
     /// Whether `group` is configured.

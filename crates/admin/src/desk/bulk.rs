@@ -1,13 +1,12 @@
 //! Mending many Dead messages at once, a page at a time, telling how far it is.
 
 use futures::future::join_all;
-use message::MessageId;
+use message::Status;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Desk;
-use crate::{ListFilter, PageRequest, Problem, ProblemKind, Refusal};
-use message::Status;
+use crate::{ListFilter, MessageView, PageRequest, Problem, ProblemKind, Refusal};
 
 /// Requests under way at once: the store commits those that come together in one go.
 const TOGETHER: usize = 64;
@@ -37,12 +36,12 @@ pub struct BulkAnswer {
 
 #[derive(Clone, Copy)]
 enum Action {
-    Requeue,
+    Requeue { anyway: bool },
     Discard,
 }
 
 impl Desk {
-    /// Sends again all Dead messages that fit `filter`.
+    /// Sends again all Dead messages that fit `filter`; `anyway` as in [`Desk::requeue`].
     ///
     /// # Errors
     /// When the store fails on the way: what was done until then stays done.
@@ -53,10 +52,11 @@ impl Desk {
         &self,
         filter: ListFilter,
         dry_run: bool,
+        anyway: bool,
         actor: &str,
         progress: impl FnMut(Progress) + Send,
     ) -> Result<BulkAnswer, Problem> {
-        self.each_dead(Action::Requeue, filter, dry_run, actor, progress).await
+        self.each_dead(Action::Requeue { anyway }, filter, dry_run, actor, progress).await
     }
 
     /// Gives up all Dead messages that fit `filter`.
@@ -93,8 +93,7 @@ impl Desk {
             answer.matched += found.items.len() as u64;
             for some in found.items.chunks(TOGETHER) {
                 if !dry_run {
-                    let ids = some.iter().map(|message| message.message_id);
-                    self.do_together(action, ids, actor, &mut answer).await?;
+                    self.do_together(action, some, actor, &mut answer).await?;
                 }
                 progress(Progress { matched: answer.matched, done: answer.done });
             }
@@ -108,16 +107,25 @@ impl Desk {
     async fn do_together(
         &self,
         action: Action,
-        ids: impl Iterator<Item = MessageId>,
+        messages: &[MessageView],
         actor: &str,
         answer: &mut BulkAnswer,
     ) -> Result<(), Problem> {
-        let each = ids.map(|id| async move {
+        let each = messages.iter().map(|message| async move {
+            let id = message.message_id;
             let done = match action {
-                Action::Requeue => self.store.requeue(id, actor).await,
-                Action::Discard => self.store.discard(id, actor).await,
+                Action::Requeue { anyway: false } => {
+                    match self.remembered(id, &message.topic, message.written_at) {
+                        Ok(()) => self.store.requeue(id, actor).await.map_err(Problem::from),
+                        Err(problem) => Err(problem),
+                    }
+                }
+                Action::Requeue { anyway: true } => {
+                    self.store.requeue(id, actor).await.map_err(Problem::from)
+                }
+                Action::Discard => self.store.discard(id, actor).await.map_err(Problem::from),
             };
-            (id, done.map_err(Problem::from))
+            (id, done)
         });
         let mut broken = None;
         for (id, done) in join_all(each).await {

@@ -1,5 +1,8 @@
 //! Mending, message by message. The store audits each action in the transaction that does it.
 
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
 use message::{Message, MessageId, Status};
 use store::{Acknowledged, Edit, Record};
 
@@ -11,10 +14,16 @@ use crate::{AcknowledgeAnswer, AcknowledgeRequest, ActionAnswer, EditRequest, La
 impl Desk {
     /// Sends a Dead message again.
     ///
+    /// `anyway`: even if it is so old that its consumers may have forgotten that they have done it.
+    ///
     /// # Errors
-    /// When there is no such message, or it is not Dead.
-    pub async fn requeue(&self, id: &str, actor: &str) -> Result<ActionAnswer, Problem> {
-        let id = self.dead(id).await?.message.id;
+    /// When there is no such message, it is not Dead, or it is too old.
+    pub async fn requeue(&self, id: &str, anyway: bool, actor: &str) -> Result<ActionAnswer, Problem> {
+        let record = self.dead(id).await?;
+        let id = record.message.id;
+        if !anyway {
+            self.remembered(id, &record.message.topic, record.written_at)?;
+        }
         self.store.requeue(id, actor).await?;
         Ok(answer(id, "requeued", Some(Status::Pending)))
     }
@@ -127,6 +136,30 @@ impl Desk {
         let id = message_id(id)?;
         self.store.drop_parked(group, id, actor).await?;
         Ok(answer(id, "discarded", None))
+    }
+
+    /// Whether every group of `topic` would still recognise a message of that age as one that it has done.
+    pub(super) fn remembered(
+        &self,
+        id: MessageId,
+        topic: &str,
+        written_at: DateTime<Utc>,
+    ) -> Result<(), Problem> {
+        let age = (Utc::now() - written_at).to_std().unwrap_or_default();
+        match self.topology.forgets_first(topic) {
+            Some(group) if age > group.keep_ids => Err(Problem::conflict(
+                "ids-forgotten",
+                "The message may be done twice",
+                format!(
+                    "The message {id} is {} old, and {} remembers for {} what it has done: if it was done then, it is \
+                     done again. If you mean it, say so: `anyway` in the request, or --yes.",
+                    humantime::format_duration(Duration::from_secs(age.as_secs())),
+                    group.group,
+                    humantime::format_duration(group.keep_ids),
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     async fn dead(&self, id: &str) -> Result<Record, Problem> {

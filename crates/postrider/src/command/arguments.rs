@@ -248,7 +248,7 @@ pub(super) struct Which {
     /// Say what would be done and do nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Do not ask before many are given up
+    /// Do not ask before many are given up, nor before one is sent again that is older than its consumers remember
     #[arg(long, short)]
     pub(super) yes: bool,
 }

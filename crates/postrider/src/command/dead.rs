@@ -177,7 +177,7 @@ pub(super) async fn mend(
             .map(Some)
             .map_err(Failure::from),
             (None, false) => match action {
-                Action::Requeue => desk.requeue(id, ACTOR).await,
+                Action::Requeue => desk.requeue(id, which.yes, ACTOR).await,
                 Action::Discard => desk.discard(id, ACTOR).await,
             }
             .map(Some)
@@ -221,7 +221,7 @@ async fn mend_matching(
         bar.set_position(progress.done);
     };
     let answer = match action {
-        Action::Requeue => desk.requeue_matching(filter, which.dry_run, ACTOR, advance).await,
+        Action::Requeue => desk.requeue_matching(filter, which.dry_run, which.yes, ACTOR, advance).await,
         Action::Discard => desk.discard_matching(filter, which.dry_run, ACTOR, advance).await,
     };
     bar.finish_and_clear();

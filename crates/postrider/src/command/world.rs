@@ -46,6 +46,7 @@ pub(super) fn topology(config: &Config) -> Topology {
         broker: consumer.broker.clone(),
         handler: consumer.handler.kind().to_owned(),
         dedup: consumer.dedup.word().to_owned(),
+        keep_ids: consumer.keep_ids,
     });
     Topology { routes: routes.collect(), consumers: consumers.collect() }
 }

@@ -69,16 +69,24 @@ pub(super) async fn edit(
 /// Send a Dead message again as it is.
 #[utoipa::path(
     post, path = "/api/dead/{id}/requeue", tag = "dead letters",
-    params(("id" = String, Path, description = "The message")),
+    params(
+        ("id" = String, Path, description = "The message"),
+        ("anyway" = Option<bool>, Query, description = "Even if it is older than its consumers remember: it may be done twice"),
+    ),
     responses(
         (status = 200, description = "It is on its way again", body = ActionAnswer),
         (status = 404, description = "There is no such message", body = ProblemView, content_type = "application/problem+json"),
-        (status = 409, description = "It is not Dead", body = ProblemView, content_type = "application/problem+json"),
+        (status = 409, description = "It is not Dead, or too old", body = ProblemView, content_type = "application/problem+json"),
         Problems,
     )
 )]
-pub(super) async fn requeue(State(app): App, Named(id): Named) -> Result<Json<ActionAnswer>, Failure> {
-    let answer = app.desk.requeue(&id, ACTOR).await?;
+pub(super) async fn requeue(
+    State(app): App,
+    Named(id): Named,
+    asked: Asked,
+) -> Result<Json<ActionAnswer>, Failure> {
+    let anyway = asked.only(&["anyway"])?.read("anyway", "true or false")?.unwrap_or_default();
+    let answer = app.desk.requeue(&id, anyway, ACTOR).await?;
     tracing::info!(message_id = %answer.message_id, "requeued");
     Ok(Json(answer))
 }
@@ -107,7 +115,8 @@ pub(super) async fn discard(State(app): App, Named(id): Named) -> Result<Json<Ac
 )]
 pub(super) async fn requeue_matching(State(app): App, request: Request) -> Result<Json<BulkAnswer>, Failure> {
     let asked = BulkRequest::parse(&body::json(request, app.body_limit).await?)?;
-    let answer = app.desk.requeue_matching(asked.filter()?, asked.dry_run, ACTOR, |_| {}).await?;
+    let answer =
+        app.desk.requeue_matching(asked.filter()?, asked.dry_run, asked.anyway, ACTOR, |_| {}).await?;
     tracing::info!(matched = answer.matched, done = answer.done, dry_run = answer.dry_run, "requeued many");
     Ok(Json(answer))
 }

@@ -41,6 +41,23 @@ async fn a_dead_letter_can_be_requeued_once() {
 }
 
 #[tokio::test]
+async fn a_dead_letter_older_than_its_consumers_remember_is_requeued_only_by_those_who_mean_it() {
+    let service = Service::start();
+    let id = service.dead(r#"{"topic":"order-events","message":1}"#).await;
+    let eight_days = 8 * 24 * 60 * 60 * 1_000;
+    rusqlite::Connection::open(service.store.path())
+        .and_then(|file| file.execute("UPDATE outbox_events SET written_at = written_at - ?1", [eight_days]))
+        .expect("it grows old");
+    let path = format!("/api/dead/{id}/requeue");
+    let asked = service.post(&path, "").await;
+    assert_eq!((asked.status, asked.problem().as_str()), (StatusCode::CONFLICT, "ids-forgotten"));
+    assert!(asked.detail().contains("remembers for 7days"), "{}", asked.detail());
+    let many = service.post("/api/dead/requeue", r#"{"all":true}"#).await.json();
+    assert_eq!((&many["matched"], &many["done"]), (&json!(1), &json!(0)));
+    assert_eq!(service.post(&format!("{path}?anyway=true"), "").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn a_dead_letter_can_be_mended_and_sent_again() {
     let service = Service::start();
     let id = service.dead(r#"{"topic":"order-events","message":{"price":-1}}"#).await;

@@ -220,6 +220,7 @@ fn topology() -> Topology {
         broker: "main".into(),
         handler: "log".into(),
         dedup: "sql".into(),
+        keep_ids: std::time::Duration::from_secs(7 * 24 * 60 * 60),
     };
     Topology {
         routes: vec![RouteView {
