@@ -1,13 +1,19 @@
-//! The project's own commands: `cargo xtask check` while working, `cargo xtask test` before a change lands.
+//! The project's own commands: `cargo xtask check` while working, `cargo xtask test` before a change lands, and
+//! `cargo xtask servers` for the databases in between.
 #![allow(clippy::print_stdout, reason = "a build command talks to its user")]
 
+mod servers;
 mod tidy;
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
+
+use servers::Urls;
 
 /// Postrider's own commands.
 #[derive(Debug, Parser)]
@@ -19,31 +25,110 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// The quick look while working: format, lints, tidiness, and tests that take no time.
+    /// The quick look while working: format, lints, tidiness, and tests that take no time and need no server.
     Check,
     /// Everything, and what CI runs: `check`, documentation, all tests and the examples.
+    ///
+    /// Servers that do not run yet are started, and stopped at the end. POSTRIDER_TEST_POSTGRES, …_MARIADB and
+    /// …_REDIS name others to use instead.
     Test,
+    /// Real servers for the tests, on free ports of 127.0.0.1.
+    #[command(subcommand)]
+    Servers(Servers),
     /// The rules of the tree that no other tool knows.
     Tidy,
+}
+
+#[derive(Debug, Subcommand)]
+enum Servers {
+    /// Install what is missing, start what does not run, wait until it answers, and print the URLs.
+    Up {
+        /// Which; none means all.
+        #[arg(value_parser = PossibleValuesParser::new(servers::names()))]
+        names: Vec<String>,
+        /// Print one JSON object, name to URL, and nothing else.
+        #[arg(long)]
+        json: bool,
+        /// The folder for data, logs and ports; otherwise one for this clone under the temporary folder.
+        #[arg(long)]
+        home: Option<PathBuf>,
+    },
+    /// Stop them. What they stored stays.
+    Down {
+        /// Which; none means all.
+        #[arg(value_parser = PossibleValuesParser::new(servers::names()))]
+        names: Vec<String>,
+        /// Remove what they stored, too.
+        #[arg(long)]
+        wipe: bool,
+        /// The folder that was given to `up`.
+        #[arg(long)]
+        home: Option<PathBuf>,
+    },
+    /// Say which of them run, and where.
+    Status {
+        /// Print one JSON object, name to URL, of those that answer.
+        #[arg(long)]
+        json: bool,
+        /// The folder that was given to `up`.
+        #[arg(long)]
+        home: Option<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
     let started = Instant::now();
     let result = match Arguments::parse().task {
-        Task::Check => check(),
-        Task::Test => test(),
-        Task::Tidy => tidy::tidy(),
+        Task::Check => check().map(|()| Some(started)),
+        Task::Test => servers::with_servers(test).map(|()| Some(started)),
+        Task::Tidy => tidy::tidy().map(|()| Some(started)),
+        // Programs read what these print.
+        Task::Servers(servers) => run_servers(servers).map(|()| None),
     };
     match result {
-        Ok(()) => {
-            println!("\ndone in {:.0?}", started.elapsed());
+        Ok(started) => {
+            if let Some(started) = started {
+                println!("\ndone in {:.0?}", started.elapsed());
+            }
             ExitCode::SUCCESS
         }
         Err(error) => {
-            println!("\nfailed: {error}");
+            eprintln!("\nfailed: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run_servers(servers: Servers) -> Result<()> {
+    match servers {
+        Servers::Up { names, json, home } => {
+            let urls = servers::up(&names, home.as_deref())?;
+            if json { print_json(&urls) } else { print_lines(urls) }
+        }
+        Servers::Down { names, wipe, home } => servers::down(&names, home.as_deref(), wipe),
+        Servers::Status { json, home } => print_status(json, home.as_deref()),
+    }
+}
+
+fn print_status(json: bool, home: Option<&Path>) -> Result<()> {
+    let status = servers::status(home)?;
+    if json {
+        let answering = status.into_iter().filter_map(|status| Some((status.name.to_owned(), status.url?)));
+        return print_json(&answering.collect());
+    }
+    print_lines(status.into_iter().map(|status| (status.name.to_owned(), status.told)))
+}
+
+fn print_json(urls: &Urls) -> Result<()> {
+    println!("{}", serde_json::to_string(urls)?);
+    Ok(())
+}
+
+fn print_lines(lines: impl IntoIterator<Item = (String, String)>) -> Result<()> {
+    for (name, told) in lines {
+        println!("{name:<10}{told}");
+    }
+    Ok(())
 }
 
 fn check() -> Result<()> {
@@ -53,7 +138,7 @@ fn check() -> Result<()> {
     cargo(&["test", "--workspace", "--all-features", "--lib"])
 }
 
-fn test() -> Result<()> {
+fn test(servers: &Urls) -> Result<()> {
     check()?;
     step(
         "cargo doc",
@@ -63,7 +148,8 @@ fn test() -> Result<()> {
     )?;
     // Light builds must go on compiling without the parts they leave out.
     cargo(&["check", "-p", "postrider", "--no-default-features", "--features", "sqlite,embedded"])?;
-    cargo(&["test", "--workspace", "--all-features"])?;
+    let tests = ["test", "--workspace", "--all-features"];
+    step("cargo test --workspace --all-features", Command::new("cargo").args(tests).envs(servers))?;
     cargo(&["run", "-p", "postrider", "--example", "first_outbox", "--features", "sqlx"])
 }
 
