@@ -14,6 +14,8 @@ mod redis;
 mod session;
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -29,6 +31,10 @@ pub(crate) type Urls = BTreeMap<String, String>;
 
 /// All that can be started. A new one is a file, and a line here.
 const ALL: [&dyn Server; 3] = [&postgres::Postgres, &mariadb::MariaDb, &redis::Redis];
+
+/// Below those that the kernel gives to clients: while a server is down, a client that tries again and again would
+/// sooner or later be given the server's own port, be connected to itself, and keep the server from coming back.
+const PORTS: Range<u16> = 20_000..32_000;
 
 /// The recovery of a data folder after a crash takes a while on a busy machine; more than this is a fault.
 const READY_WITHIN: Duration = Duration::from_secs(90);
@@ -219,13 +225,25 @@ fn ready(server: &dyn Server, place: &Place, port: u16, process: Process) -> Res
 
 /// The port of last time if nobody has it, so that URLs somebody wrote down go on working.
 fn free_port(last: Option<u16>) -> Result<u16> {
-    if let Some(port) = last.filter(|port| is_free(*port)) {
-        return Ok(port);
-    }
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").context("no free port on 127.0.0.1")?;
-    Ok(listener.local_addr()?.port())
+    let chance = |attempt: u16| RandomState::new().hash_one(attempt) as usize % PORTS.len();
+    let others = (0..1000).filter_map(|attempt| PORTS.clone().nth(chance(attempt)));
+    let free = last.into_iter().chain(others).find(|port| is_free(*port));
+    free.with_context(|| format!("no port of 127.0.0.1 between {} and {} is free", PORTS.start, PORTS.end))
 }
 
 fn is_free(port: u16) -> bool {
     std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_last_time_is_taken_again_unless_somebody_has_it() {
+        let port = free_port(None).expect("a port");
+        assert_eq!(free_port(Some(port)).expect("a port"), port);
+        let _somebody = std::net::TcpListener::bind(("127.0.0.1", port)).expect("it is free");
+        assert_ne!(free_port(Some(port)).expect("a port"), port);
+    }
 }
