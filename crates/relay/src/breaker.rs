@@ -1,6 +1,7 @@
 //! A failing destination is not a failing message: while one is down, nothing is claimed for it.
 //!
-//! A breaker belongs to a broker (it cannot be reached) or to a topic (nothing could be stored there). Open,
+//! A breaker belongs to a broker (it cannot be reached), to a topic (nothing could be stored there), or to the claims,
+//! without which nothing is sent. Open,
 //! it lets single messages through now and then, one for each topic and train, as probes; one that is confirmed
 //! closes it, slowly, so that a destination that has just come back is not run over by the backlog.
 
@@ -29,6 +30,7 @@ const SLOW_START: usize = 16;
 pub(crate) enum Destination {
     Broker(String),
     Topic(String),
+    Claims,
 }
 
 impl fmt::Display for Destination {
@@ -36,6 +38,7 @@ impl fmt::Display for Destination {
         match self {
             Self::Broker(name) => write!(f, "broker {name}"),
             Self::Topic(name) => write!(f, "topic {name}"),
+            Self::Claims => f.write_str("claims"),
         }
     }
 }
@@ -43,7 +46,7 @@ impl fmt::Display for Destination {
 /// A breaker as an operator sees it.
 #[derive(Clone, Debug)]
 pub struct BreakerView {
-    /// The broker or topic.
+    /// The broker, the topic, or `claims`.
     pub destination: String,
     /// Closed off; else it is coming back.
     pub open: bool,

@@ -13,8 +13,10 @@
 //! own monotonic clock whether the lease still stands, counted from before the renewal was asked.
 
 mod breaker;
+pub mod claims;
 mod heart;
 mod leases;
+mod locks;
 mod publish;
 mod route;
 mod train;
@@ -33,6 +35,7 @@ pub use breaker::BreakerView;
 pub use route::Route;
 
 use breaker::Breakers;
+use claims::Claims;
 use heart::Heart;
 use leases::Leases;
 use route::Routes;
@@ -57,6 +60,8 @@ pub struct Settings {
     pub drain: Duration,
     /// Which groups must acknowledge a topic whose writer named none.
     pub groups: Groups,
+    /// Locks and counts each message before it is sent, beside the lane.
+    pub claims: Option<Arc<dyn Claims>>,
     /// How people see this relay: by its process id, unless said otherwise.
     pub name: String,
 }
@@ -71,6 +76,7 @@ impl Default for Settings {
             trains: 2,
             drain: Duration::from_secs(10),
             groups: Arc::new(|_| Vec::new()),
+            claims: None,
             name: format!("relay-{}", std::process::id()),
         }
     }
@@ -83,6 +89,7 @@ impl fmt::Debug for Settings {
             .field("batch", &self.batch)
             .field("poll", &self.poll)
             .field("trains", &self.trains)
+            .field("claims", &self.claims.is_some())
             .finish_non_exhaustive()
     }
 }

@@ -19,6 +19,8 @@ pub(crate) type Place = (usize, usize);
 pub(crate) struct Load {
     pub(crate) way: Arc<Way>,
     places: VecDeque<Place>,
+    /// Messages that are not sent now: those of their keys wait for them.
+    refused: Vec<Place>,
 }
 
 /// The outcome of every message of some batches.
@@ -33,13 +35,18 @@ impl Outcomes {
         self.0[place.0][place.1] = Some(outcome);
     }
 
+    fn is_known(&self, place: Place) -> bool {
+        self.0[place.0][place.1].is_some()
+    }
+
     /// Takes the outcome of a message; one that was never tried is as it was.
     pub(crate) fn take(&mut self, place: Place) -> Outcome {
         self.0[place.0][place.1].take().unwrap_or(Outcome::Held)
     }
 }
 
-/// Sorts the messages of `batches` by broker. Those that no route takes are judged at once.
+/// Sorts the messages of `batches` by broker. Those whose outcome is known are not sent, and those that no route takes
+/// are judged at once.
 pub(crate) fn loads(
     batches: &[Batch],
     route: impl Fn(&str) -> Option<Arc<Way>>,
@@ -56,11 +63,12 @@ pub(crate) fn loads(
                     load.way.route.broker == way.route.broker && load.way.route.name == way.route.name
                 };
                 Some(loads.iter().position(same).unwrap_or_else(|| {
-                    loads.push(Load { way, places: VecDeque::new() });
+                    loads.push(Load { way, places: VecDeque::new(), refused: Vec::new() });
                     loads.len() - 1
                 }))
             });
             match load {
+                Some(load) if outcomes.is_known((b, m)) => loads[load].refused.push((b, m)),
                 Some(load) => loads[load].places.push_back((b, m)),
                 None => {
                     let error = format!("no route takes the topic `{topic}`");
@@ -81,7 +89,9 @@ impl Load {
         lease: impl Fn() -> Option<Instant>,
     ) -> Vec<(Place, Outcome)> {
         let mut done = Vec::with_capacity(self.places.len());
-        let mut blocked: HashSet<(&str, &str)> = HashSet::new();
+        let refused = self.refused.iter().map(|place| at(batches, *place));
+        let mut blocked: HashSet<(&str, &str)> =
+            refused.filter_map(|claimed| self.ordered_key(claimed)).collect();
         while !self.places.is_empty() {
             if lease().is_none() {
                 tracing::warn!(

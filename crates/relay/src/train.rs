@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::breaker::{Destination, Gates};
 use crate::leases::Complainant;
+use crate::locks::Locks;
 use crate::publish::{Load, Outcomes, loads};
 use crate::verdict::{Circumstances, judge};
 use crate::{Route, Shared};
@@ -58,12 +59,14 @@ struct Train {
     wake: watch::Receiver<u64>,
     stopping: watch::Receiver<bool>,
     idle: Duration,
+    locks: Option<Locks>,
 }
 
 impl Train {
     fn new(number: usize, shared: Arc<Shared>) -> Self {
         let (wake, stopping) = (shared.wake.subscribe(), shared.stopping.subscribe());
-        Self { number, shared, wake, stopping, idle: FIRST_WAIT }
+        let locks = shared.settings.claims.clone().map(Locks::new);
+        Self { number, shared, wake, stopping, idle: FIRST_WAIT, locks }
     }
 
     async fn run(mut self) {
@@ -71,6 +74,7 @@ impl Train {
         loop {
             self.wake.borrow_and_update();
             let turn = self.turn(&mut settlements).await;
+            self.give_back(&turn).await;
             self.leave(&turn.batches).await;
             if !turn.batches.is_empty() {
                 fail::fail_point!("relay::claimed");
@@ -118,8 +122,8 @@ impl Train {
                 }
                 Err(error) => {
                     tracing::error!(%error, "leaving with unsettled batches: they are sent again by others");
-                    settlements.clear();
-                    return Turn::default();
+                    let fenced = settlements.drain(..).map(|settlement| settlement.batch).collect();
+                    return Turn { fenced, ..Turn::default() };
                 }
             }
             self.shared.leases.doubt(&leases);
@@ -138,8 +142,9 @@ impl Train {
                 let route = shared.routes.of(topic).map(|way| &way.route);
                 let broker =
                     route.map_or(usize::MAX, |route| gates.limit(&Destination::Broker(route.broker.clone())));
+                let topic_limit = gates.limit(&Destination::Topic(topic.to_owned()));
                 TopicRule {
-                    take: broker.min(gates.limit(&Destination::Topic(topic.to_owned()))),
+                    take: broker.min(topic_limit).min(gates.limit(&Destination::Claims)),
                     hold_failed: route.is_some_and(Route::holds_failed),
                     hold_dead: route.is_some_and(Route::holds_dead),
                 }
@@ -161,6 +166,15 @@ impl Train {
         self.shared.pulse.notify_one();
     }
 
+    /// Gives back the claims on what is settled; with the next batch, if there is one.
+    async fn give_back(&mut self, turn: &Turn) {
+        let Some(locks) = &mut self.locks else { return };
+        locks.settled(&turn.fenced);
+        if turn.batches.is_empty() {
+            locks.give_back(&self.shared.breakers).await;
+        }
+    }
+
     async fn wait(&mut self, next_due: Option<Duration>) {
         let mut wait = self.idle.min(self.shared.settings.poll);
         for sooner in [next_due, self.shared.breakers.next_probe(Instant::now())].into_iter().flatten() {
@@ -174,12 +188,19 @@ impl Train {
     }
 
     /// Publishes the batches whose lease stands and says what is to be written of each message.
-    async fn publish(&self, batches: Vec<Batch>) -> Vec<Settlement> {
+    async fn publish(&mut self, batches: Vec<Batch>) -> Vec<Settlement> {
         let mut outcomes = Outcomes::new(&batches);
+        if let Some(locks) = &mut self.locks {
+            locks.take(&batches, &self.shared.routes, &self.shared.breakers, &mut outcomes).await;
+        }
         let route = |topic: &str| self.shared.routes.of(topic).cloned();
         let loads = loads(&batches, route, &mut outcomes);
         let alive = self.send(loads, &batches, &mut outcomes).await;
-        self.judge(&batches, &mut outcomes, &alive)
+        let settlements = self.judge(&batches, &mut outcomes, &alive);
+        if let Some(locks) = &mut self.locks {
+            locks.judged(&settlements);
+        }
+        settlements
     }
 
     /// Until when all leases of these batches certainly stand, if they do.

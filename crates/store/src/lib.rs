@@ -8,6 +8,8 @@ mod audit;
 mod column;
 pub mod contract;
 mod error;
+#[cfg(feature = "link")]
+pub mod link;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 mod pick;
