@@ -1,0 +1,200 @@
+//! Connections and transactions.
+//!
+//! Statements are unnamed and typed: one round trip each, and nothing of them is left on the connection, so a
+//! transaction-mode pooler may give the next transaction to another one. Futures that are polled together go out
+//! together: a transaction's `BEGIN` travels with its first statements and its `COMMIT` with its last.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use tokio::sync::Mutex;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::config::{self, Config};
+use super::error::Trouble;
+use super::tls;
+use crate::Error;
+
+/// How long to wait for a connection of the pool.
+const WAIT: Duration = Duration::from_secs(10);
+
+/// A statement's parameters, each with its type.
+pub(super) type Parameters<'a> = &'a [(&'a (dyn ToSql + Sync), Type)];
+
+/// What a transaction starts with.
+///
+/// The time limits keep a transaction whose process or network died from holding its lanes for long. Sequential scans
+/// and compiled plans are never right for what we ask, however stale the table's statistics are.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+    SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; \
+    SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+
+/// For looking: every statement still sees what was committed before it.
+const BEGIN_READING: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
+    SET LOCAL idle_in_transaction_session_timeout = '30s'; \
+    SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+
+/// All ways to the database.
+pub(super) struct Connections {
+    pool: Pool,
+    config: tokio_postgres::Config,
+    tls: MakeRustlsConnect,
+    /// The heartbeat's own: it must not wait behind those who use the pool. Made by the first beat, on the
+    /// heartbeat's own runtime.
+    heart: Arc<Mutex<Option<Client>>>,
+}
+
+/// Nothing of a URL is shown.
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connections").field("pool", &self.pool.status()).finish_non_exhaustive()
+    }
+}
+
+impl Connections {
+    pub(super) fn open(config: &Config) -> Result<Self, Error> {
+        let size = config.pool.max(1);
+        let (config, trust) = config::read(&config.url)?;
+        let tls = tls::connector(&trust)?;
+        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = Manager::from_config(config.clone(), tls.clone(), recycling);
+        let pool = Pool::builder(manager)
+            .max_size(size)
+            .wait_timeout(Some(WAIT))
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| Error::Broken(error.to_string()))?;
+        Ok(Self { pool, config, tls, heart: Arc::default() })
+    }
+
+    /// A connection that is nobody else's.
+    pub(super) async fn dedicated(&self) -> Result<Client, Trouble> {
+        let (client, connection) = self.config.connect(self.tls.clone()).await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(error = %super::error::text(&error), "a connection to PostgreSQL ended");
+            }
+        });
+        Ok(client)
+    }
+
+    /// A connection of the pool, for single statements.
+    pub(super) async fn client(&self) -> Result<Object, Trouble> {
+        Ok(self.pool.get().await?)
+    }
+
+    /// A transaction on a connection of the pool. Nothing is sent before [`Transaction::begin`].
+    pub(super) async fn transaction(&self) -> Result<Transaction<Object>, Trouble> {
+        Ok(Transaction { client: Some(self.client().await?) })
+    }
+
+    /// The heartbeat's connection, made anew if it is gone. One beat at a time.
+    pub(super) async fn heart(&self) -> Result<tokio::sync::OwnedMutexGuard<Option<Client>>, Trouble> {
+        let mut heart = self.heart.clone().lock_owned().await;
+        if heart.as_ref().is_none_or(Client::is_closed) {
+            *heart = Some(self.dedicated().await?);
+        }
+        Ok(heart)
+    }
+}
+
+/// A connection that can be thrown away: whatever was open on it is then undone by the server.
+pub(super) trait Discard: Send + Sync {
+    fn client(&self) -> &Client;
+    fn discard(self);
+}
+
+impl Discard for Object {
+    fn client(&self) -> &Client {
+        self
+    }
+
+    fn discard(self) {
+        drop(Object::take(self));
+    }
+}
+
+impl Discard for tokio::sync::OwnedMutexGuard<Option<Client>> {
+    fn client(&self) -> &Client {
+        self.as_ref().expect("the heartbeat's connection is made before it is handed out")
+    }
+
+    fn discard(mut self) {
+        *self = None;
+    }
+}
+
+/// A transaction. One that is dropped before its end takes its connection with it: a future that is dropped half-way
+/// leaves nothing open for the next user of the connection to trip over.
+pub(super) struct Transaction<C: Discard> {
+    client: Option<C>,
+}
+
+impl<C: Discard> Transaction<C> {
+    pub(super) fn on(client: C) -> Self {
+        Self { client: Some(client) }
+    }
+
+    fn client(&self) -> &Client {
+        self.client.as_ref().expect("a transaction has its connection until its end").client()
+    }
+
+    /// To be polled before the first statement, which need not wait for it.
+    pub(super) async fn begin(&self) -> Result<(), Trouble> {
+        Ok(self.client().batch_execute(BEGIN).await?)
+    }
+
+    /// Like [`begin`](Self::begin), for looking only.
+    pub(super) async fn begin_reading(&self) -> Result<(), Trouble> {
+        Ok(self.client().batch_execute(BEGIN_READING).await?)
+    }
+
+    pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Trouble> {
+        Ok(self.client().query_typed(sql, parameters).await?)
+    }
+
+    pub(super) async fn one(&self, sql: &str, parameters: Parameters<'_>) -> Result<Row, Trouble> {
+        Ok(self.client().query_typed_one(sql, parameters).await?)
+    }
+
+    pub(super) async fn execute(&self, sql: &str, parameters: Parameters<'_>) -> Result<u64, Trouble> {
+        Ok(self.client().execute_typed(sql, parameters).await?)
+    }
+
+    /// Statements without parameters or answers: savepoints, say.
+    pub(super) async fn batch(&self, sql: &str) -> Result<(), Trouble> {
+        Ok(self.client().batch_execute(sql).await?)
+    }
+
+    /// The types that PostgreSQL infers for a statement's parameters.
+    pub(super) async fn parameter_types(&self, sql: &str) -> Result<Vec<Type>, Trouble> {
+        Ok(self.client().prepare(sql).await?.params().to_vec())
+    }
+
+    /// Commits what went well and undoes what did not.
+    pub(super) async fn end<T>(mut self, result: Result<T, Trouble>) -> Result<T, Trouble> {
+        let verb = if result.is_ok() { "COMMIT" } else { "ROLLBACK" };
+        let ended = self.client().batch_execute(verb).await;
+        match (result, ended) {
+            (result, Ok(())) => {
+                // Only now may the connection be used again.
+                drop(self.client.take());
+                result
+            }
+            (Ok(_), Err(error)) => Err(Trouble::at_commit(error)),
+            (Err(trouble), Err(_)) => Err(trouble),
+        }
+    }
+}
+
+impl<C: Discard> Drop for Transaction<C> {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take() {
+            client.discard();
+        }
+    }
+}
