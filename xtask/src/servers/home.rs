@@ -40,7 +40,7 @@ impl Home {
         if is_root() {
             enterable(&folder)?;
         }
-        let alone = lock(&folder.join("lock"))?;
+        let alone = lock(&folder.join("lock"), || eprintln!("waiting for another `cargo xtask servers`"))?;
         Ok(Self { folder, _alone: alone })
     }
 
@@ -222,7 +222,10 @@ fn usual() -> PathBuf {
     // FNV-1a: the same on every toolchain, for a folder must be found again after an upgrade.
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = clone.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
-    std::env::temp_dir().join(format!("postrider-servers-{hash:016x}"))
+    // Root's own temporary folder is closed to others on some machines.
+    let closed = is_root() && enterable(&std::env::temp_dir()).is_err();
+    let temporary = if closed { PathBuf::from("/var/tmp") } else { std::env::temp_dir() };
+    temporary.join(format!("postrider-servers-{hash:016x}"))
 }
 
 /// The usual home has a name that anyone can guess, in a folder where anyone can write.
@@ -250,12 +253,13 @@ fn enterable(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn lock(file: &Path) -> Result<File> {
+/// Holds the file until what is returned is dropped; calls `waiting` if somebody else holds it now.
+pub(super) fn lock(file: &Path, waiting: impl FnOnce()) -> Result<File> {
     let lock = OpenOptions::new().create(true).append(true).open(file);
     let lock = lock.with_context(|| format!("cannot write {}", file.display()))?;
     match lock.try_lock() {
         Ok(()) => return Ok(lock),
-        Err(TryLockError::WouldBlock) => eprintln!("waiting for another `cargo xtask servers`"),
+        Err(TryLockError::WouldBlock) => waiting(),
         Err(TryLockError::Error(error)) => return Err(error.into()),
     }
     lock.lock()?;

@@ -1,12 +1,11 @@
 //! `target/servers.json`: where `testkit` looks for servers that were started by hand.
 
-use std::fs::File;
 use std::path::PathBuf;
 
 use anyhow::Result;
 
 use super::Urls;
-use super::home::{replace, workspace};
+use super::home::{lock, replace, workspace};
 
 /// Tells the tests of these, and of those that they know already.
 pub(super) fn add(urls: &Urls) -> Result<()> {
@@ -24,8 +23,7 @@ fn change(how: impl FnOnce(&mut Urls)) -> Result<()> {
         std::fs::create_dir_all(folder)?;
     }
     // Servers stop side by side, and those of several homes share this file.
-    let alone = File::create(file.with_extension("lock"))?;
-    alone.lock()?;
+    let _alone = lock(&file.with_extension("lock"), || ())?;
     // One that cannot be read helps nobody: it is written anew.
     let known = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let mut urls: Urls = known.unwrap_or_default();
