@@ -1,1 +1,97 @@
-//! MySQL and MariaDB as store.
+//! MySQL and MariaDB as store: the outbox where the application's data is.
+//!
+//! Whoever changes the messages of a lane locks that lane's row in `counters` first, so that each lane's logic runs by
+//! itself, as it does on SQLite; steps are statements over whole batches, and their number does not grow with the
+//! messages. All time is the server's, in UTC.
+
+mod error;
+mod migrate;
+mod row;
+mod server;
+mod session;
+mod wake;
+
+use std::fmt;
+use std::sync::Arc;
+
+use mysql_async::{Opts, Pool};
+
+pub use migrate::{MIGRATIONS, Migration, migrate, pending, schema};
+
+use crate::{Error, Sent};
+
+/// Where a store is, and how it is kept.
+#[derive(Clone)]
+pub struct Config {
+    /// `mysql://user:password@host:3306/database`; `mariadb://` means the same.
+    pub url: String,
+    /// What becomes of records once they are sent.
+    pub sent: Sent,
+    /// Connections at most, besides one for the heartbeat.
+    pub pool: usize,
+    /// Bring the schema up to date when connecting.
+    pub migrate: bool,
+}
+
+impl Config {
+    /// The store at `url`: sent records are kept, up to 8 connections, the schema is brought up to date.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), sent: Sent::Keep, pool: 8, migrate: true }
+    }
+}
+
+impl fmt::Debug for Config {
+    /// Without the URL: a password may be in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url: _, sent, pool, migrate } = self;
+        f.debug_struct("Config")
+            .field("sent", sent)
+            .field("pool", pool)
+            .field("migrate", migrate)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A store in a MySQL or MariaDB database. Cheap to clone; clones share the connections.
+#[derive(Clone)]
+pub struct MysqlStore {
+    pool: Pool,
+    options: Opts,
+    sent: Sent,
+    /// Rows that are deleted count themselves out.
+    trigger: bool,
+    bell: Arc<tokio::sync::Notify>,
+}
+
+impl fmt::Debug for MysqlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MysqlStore").field("sent", &self.sent).finish_non_exhaustive()
+    }
+}
+
+impl MysqlStore {
+    /// Connects to the store, checks that the server can keep its promises, and brings the schema up to date.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, is too old, a replica or a Galera node, or its schema is from a newer program.
+    pub async fn connect(config: Config) -> Result<Self, Error> {
+        let options = session::options(&config.url, config.pool)?;
+        let mut connection = session::connect(options.clone()).await?;
+        server::check(&server::ask(&mut connection).await?)?;
+        if config.migrate {
+            migrate::bring(&mut connection).await?;
+        } else {
+            migrate::check(&mut connection).await?;
+        }
+        server::check_tables(&mut connection).await?;
+        let trigger = migrate::has_trigger(&mut connection).await?;
+        connection.disconnect().await?;
+        Ok(Self {
+            pool: session::pool(options.clone()),
+            options,
+            sent: config.sent,
+            trigger,
+            bell: Arc::default(),
+        })
+    }
+}
