@@ -1,1 +1,111 @@
-//! Redis as store.
+//! Redis as store: messages, leases and the inbox under one key prefix, every change one atomic script.
+//!
+//! All keys share a hash tag (`{postrider}:…`), so one store lies in one slot and on one node of a cluster. Redis runs
+//! one script at a time: what a transaction and its locks are elsewhere, a script is here. Scripts are bounded, so that
+//! nobody waits long. Time is the server's own (`TIME`).
+//!
+//! | key | what |
+//! |---|---|
+//! | `:m:<seq>` | a message, a hash with a field for each column |
+//! | `:ids` | id → seq |
+//! | `:unsent` `:sent` `:dead` | seqs by status: what lists, counts and retention read |
+//! | `:ready:<lanes>:<lane>:<topic>` | seqs that may be claimed; the claim reads nothing else |
+//! | `:topics:<lanes>:<lane>` | topics with such |
+//! | `:due` | seqs that wait for their next attempt, by when |
+//! | `:holds` `:draining` `:held:<topic>:<key>` | keys that are held, and who waits behind |
+//! | `:lanes` `:instances` `:batches` `:settings` | leases, relays, what is in flight, the number of lanes |
+//! | `:attempts:<seq>` `:acks:<seq>` `:unacked:<group>` | tries in vain, acknowledgements, who still owes one |
+//! | `:once` `:once_order` `:audit` `:counters` | idempotency keys, what operators did, totals |
+//! | `:in:<group>:…` | the inbox of a group |
+
+mod config;
+mod error;
+mod migrate;
+mod promise;
+mod reply;
+mod script;
+mod wake;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::redis::Client;
+use ::redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use tokio::sync::{Notify, OnceCell};
+
+pub use config::Config;
+pub use migrate::{library, send_script};
+
+use crate::Error;
+use promise::Server;
+
+/// A store in Redis. Cheap to clone; clones share connections.
+#[derive(Clone)]
+pub struct RedisStore {
+    client: Client,
+    connection: ConnectionManager,
+    /// The heartbeat's own connection, made on the runtime of its first beat: a busy runtime must not delay it.
+    heart: Arc<OnceCell<ConnectionManager>>,
+    bell: Arc<Notify>,
+    prefix: Arc<str>,
+    replicas: u32,
+    server: Arc<Server>,
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+impl RedisStore {
+    /// Connects, checks that the server can keep what it is given, and makes the store ready if it is new.
+    ///
+    /// # Errors
+    /// When the server is out of reach, is a replica, or may lose messages and the configuration does not accept that.
+    pub async fn connect(config: Config) -> Result<Self, Error> {
+        let prefix = config.checked_prefix()?;
+        let client = config.client()?;
+        let connection = client.get_connection_manager_with_config(patience()).await?;
+        let server = Server::look(&mut connection.clone()).await?;
+        server.check(&config)?;
+        let store = Self {
+            client,
+            connection,
+            heart: Arc::default(),
+            bell: Arc::default(),
+            prefix: prefix.into(),
+            replicas: config.replicas,
+            server: Arc::new(server),
+        };
+        store.prepare().await?;
+        Ok(store)
+    }
+
+    /// The start of all its keys: what `FCALL postrider_send 1 <prefix> …` names.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// What this server promises and what it does not, one sentence each, from its settings as they are.
+    pub fn promises(&self) -> Vec<String> {
+        self.server.promises(&self.prefix, self.replicas)
+    }
+
+    async fn heart(&self) -> Result<ConnectionManager, Error> {
+        let connect = || self.client.get_connection_manager_with_config(patience());
+        Ok(self.heart.get_or_try_init(connect).await?.clone())
+    }
+}
+
+/// How long to wait for Redis: past a pause for its disk, and not so long that nobody hears that it is gone.
+fn patience() -> ConnectionManagerConfig {
+    use std::time::Duration;
+    ConnectionManagerConfig::new()
+        .set_connection_timeout(Some(Duration::from_secs(2)))
+        .set_response_timeout(Some(script::ANSWER))
+        .set_number_of_retries(2)
+        .set_max_delay(Duration::from_millis(500))
+        // Callers wait in the queue to the socket, not in front of it.
+        .set_pipeline_buffer_size(1_024)
+}

@@ -1,0 +1,28 @@
+-- Does what an operator asked, if the message is still what the operator's audit entry says it was.
+begin(KEYS[1])
+local read = arguments(1)
+local seq, event, actor, action, id, detail = read(), read(), read(), read(), read(), read()
+local seen = { read(), read(), read(), read(), read() }
+local status, attempts, crashes, delivery, last_error, slot, now_id =
+  unpack(redis.call('HMGET', message_key(seq), 'status', 'attempts', 'crashes', 'delivery', 'last_error', 'slot', 'id'))
+if now_id ~= id then return 'changed' end
+local state = state_of(status, attempts, crashes, delivery)
+if flies(seq, tonumber(slot), {}) then state = in_flight(state) end
+local is = { state.status, tostring(state.attempts), tostring(state.crashes), tostring(state.delivery), last_error or '' }
+for place = 1, #seen do
+  if seen[place] ~= is[place] then return 'changed' end
+end
+local after = step(state, event)
+if not after then return 'refused' end
+audit(actor, action, id, detail)
+if after == 'gone' then
+  remove(seq)
+else
+  start_again(seq, state, after)
+  for _, name in ipairs({ 'payload', 'content_type', 'headers' }) do
+    local value = optional(read())
+    if value then redis.call('HSET', message_key(seq), name, value) end
+  end
+end
+finish()
+return 'done'

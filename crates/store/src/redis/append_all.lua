@@ -1,0 +1,24 @@
+-- Stores messages, each by itself: 'new', 'repeated' with the id it has, 'key' or 'id' when that is taken.
+begin(KEYS[1])
+local read = arguments(1)
+local results = {}
+for place = 1, tonumber(read()) do
+  local once, fingerprint = optional(read()), read()
+  local message = { id = read(), topic = read(), payload = read(), occurred_at = read(), type = optional(read()),
+    key = optional(read()), content_type = optional(read()), headers = optional(read()), ack_groups = optional(read()) }
+  local earlier = once and redis.call('HGET', key('once'), once)
+  if earlier then
+    local same = string.sub(earlier, 1, 64) == fingerprint
+    results[place] = same and { 'repeated', string.sub(earlier, 65) } or { 'key', '' }
+  elseif taken(message.id) then
+    results[place] = { 'id', '' }
+  else
+    write(message)
+    if once then
+      redis.call('HSET', key('once'), once, fingerprint .. message.id)
+      redis.call('RPUSH', key('once_order'), now .. ' ' .. once)
+    end
+    results[place] = { 'new', '' }
+  end
+end
+return results

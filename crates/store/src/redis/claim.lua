@@ -1,0 +1,196 @@
+-- Taking messages: see claim.rs.
+
+-- Messages whose wait is over, and followers, that are made sendable in one turn; entries read from a bucket at once.
+local DUE, FOLLOWERS, CHUNK = 500, 500, 64
+
+-- Candidates that are looked at beyond those that may be taken: the rest is for the next turn.
+local PASSED = 500
+
+local FIELDS = { 'id', 'topic', 'type', 'key', 'payload', 'content_type', 'headers', 'occurred_at', 'ack_groups',
+  'written_at', 'status', 'attempts', 'crashes', 'delivery', 'slot' }
+
+-- Makes messages whose wait is over sendable, whichever lane they are on: it decides nothing yet.
+local function promote()
+  local due = redis.call('ZRANGEBYSCORE', key('due'), '-inf', now, 'LIMIT', 0, DUE)
+  for _, seq in ipairs(due) do
+    local topic, slot = unpack(redis.call('HMGET', message_key(seq), 'topic', 'slot'))
+    if topic then
+      redis.call('HDEL', message_key(seq), 'next_attempt_at')
+      make_ready(seq, topic, tonumber(slot))
+    end
+  end
+  if #due > 0 then redis.call('ZREM', key('due'), unpack(due)) end
+end
+
+-- The leases of the order that are valid and have no open batch, by lane.
+local function free_lanes(read)
+  local asked, numbers = {}, {}
+  for place = 1, tonumber(read()) do
+    asked[place] = { lane = read(), epoch = read(), lease = read() }
+    numbers[place] = asked[place].lane
+  end
+  local free = {}
+  -- While the number of lanes changes, nobody owns any.
+  if #asked == 0 or settings[1] ~= settings[2] then return free end
+  local lanes = redis.call('HMGET', key('lanes'), unpack(numbers))
+  local batches = redis.call('HMGET', key('batches'), unpack(numbers))
+  for place, lease in ipairs(asked) do
+    local lane = lane_from(lanes[place])
+    if not batches[place] and tonumber(lease.lane) < layout() and tostring(lane.epoch) == lease.epoch
+      and lane.lease == lease.lease then
+      free[lease.lane] = lease
+    end
+  end
+  return free
+end
+
+-- A heap of cursors, the one with the lowest seq first.
+local function push(heap, cursor)
+  local place = #heap + 1
+  while place > 1 do
+    local parent = math.floor(place / 2)
+    if heap[parent].seq <= cursor.seq then break end
+    heap[place], place = heap[parent], parent
+  end
+  heap[place] = cursor
+end
+
+local function pop(heap)
+  local first, last = heap[1], table.remove(heap)
+  if #heap == 0 then return first end
+  local place = 1
+  while true do
+    local child = place * 2
+    if child > #heap then break end
+    if child < #heap and heap[child + 1].seq < heap[child].seq then child = child + 1 end
+    if last.seq <= heap[child].seq then break end
+    heap[place], place = heap[child], child
+  end
+  heap[place] = last
+  return first
+end
+
+-- Moves a cursor to its next candidate. False at the end of its bucket.
+local function advance(cursor)
+  cursor.at = cursor.at + 1
+  if cursor.at > #cursor.chunk then
+    if #cursor.chunk < CHUNK and cursor.seq > 0 then return false end
+    cursor.chunk = redis.call('ZRANGEBYSCORE', cursor.bucket, '(' .. cursor.seq, '+inf', 'LIMIT', 0, CHUNK)
+    cursor.at = 1
+    if #cursor.chunk == 0 then return false end
+  end
+  cursor.seq = tonumber(cursor.chunk[cursor.at])
+  return true
+end
+
+-- A cursor for each lane and topic that has candidates, and the topics of which no rule is known.
+local function cursors(free, rules)
+  local heap, unknown, lanes = {}, {}, layout()
+  for lane in pairs(free) do
+    local topics = P .. ':topics:' .. lanes .. ':' .. lane
+    for _, topic in ipairs(redis.call('SMEMBERS', topics)) do
+      local rule = rules[topic]
+      if not rule then
+        unknown[topic] = true
+      elseif rule.take > 0 then
+        local cursor = { lane = lane, topic = topic, bucket = bucket(lanes, lane, topic), chunk = {}, at = 0, seq = 0 }
+        if advance(cursor) then
+          push(heap, cursor)
+        else
+          redis.call('SREM', topics, topic)
+        end
+      end
+    end
+  end
+  return heap, unknown
+end
+
+local function size_of(row)
+  return #row[5] + #row[2] + #(row[4] or '') + #(row[7] or '')
+end
+
+-- Fills one batch for each lane; `pick.rs` says the same of the SQL stores.
+local function pick(heap, rules, order)
+  local batches, closed, parked, bytes, taken, looked, skipped = {}, {}, {}, 0, 0, 0, false
+  local holds = hold.any()
+  while #heap > 0 do
+    if taken >= order.limit or looked >= order.limit + PASSED then
+      skipped = true
+      break
+    end
+    local cursor = pop(heap)
+    local rule, lane, seq = rules[cursor.topic], cursor.lane, cursor.seq
+    looked = looked + 1
+    local more = true
+    if closed[lane] then
+      skipped, more = true, false
+    elseif rule.take <= 0 then
+      more = false
+    else
+      local row = redis.call('HMGET', message_key(seq), unpack(FIELDS))
+      local batch = batches[lane] or { failed = 0, rows = {}, seqs = {} }
+      local alone = tonumber(row[13] or 0) >= CRASHES_BEFORE_ALONE
+      if not row[2] then
+        -- Somebody deleted it by hand.
+        parked[#parked + 1] = { seq = seq, bucket = cursor.bucket }
+      elseif holds and rule.hold and row[4] and hold.blocks(cursor.topic, row[4], seq) then
+        skipped = true
+        parked[#parked + 1] = { seq = seq, topic = cursor.topic, key = row[4], slot = tonumber(row[15]) }
+      elseif alone and #batch.rows > 0 then
+        closed[lane], skipped, more = true, true, false
+      elseif bytes > 0 and bytes + size_of(row) > order.bytes then
+        skipped = true
+        break
+      else
+        closed[lane] = alone
+        bytes, taken, rule.take = bytes + size_of(row), taken + 1, rule.take - 1
+        if row[11] == 'failed' then batch.failed = batch.failed + 1 end
+        batch.rows[#batch.rows + 1] = { seq, row }
+        batch.seqs[#batch.seqs + 1] = tostring(seq)
+        batches[lane] = batch
+      end
+    end
+    if more and advance(cursor) then push(heap, cursor) end
+  end
+  for _, follower in ipairs(parked) do
+    if follower.key then
+      hold.park(follower.topic, follower.key, follower.slot, follower.seq)
+    else
+      redis.call('ZREM', follower.bucket, follower.seq)
+    end
+  end
+  return batches, skipped
+end
+
+-- Takes what the order allows: batches, whether more is waiting, the wait until something is due, unknown topics.
+local function claim(read)
+  promote()
+  local draining = hold.drain_some(FOLLOWERS)
+  local order = { limit = tonumber(read()), bytes = tonumber(read()), seed = read(), anyhow = read() == '1' }
+  layout()
+  local free = free_lanes(read)
+  local rules = {}
+  for _ = 1, tonumber(read()) do
+    rules[read()] = { take = tonumber(read()), hold = read() == '1' }
+  end
+  local heap, unknown = cursors(free, rules)
+  local names = {}
+  for topic in pairs(unknown) do names[#names + 1] = topic end
+  -- One that is left out could be earlier than those that are taken.
+  if #names > 0 and not order.anyhow then return {}, true, false, names end
+  local batches, skipped = pick(heap, rules, order)
+  local answer = {}
+  for lane, batch in pairs(batches) do
+    local id, lease = uuid(order.seed .. lane), free[lane]
+    redis.call('HSET', key('batches'), lane, table.concat({ id, lease.epoch, lease.lease, batch.failed, #batch.seqs,
+      table.concat(batch.seqs, ',') }, ' '))
+    answer[#answer + 1] = { tonumber(lane), id, batch.rows }
+  end
+  local due = false
+  if #answer == 0 then
+    local first = redis.call('ZRANGE', key('due'), 0, 0, 'WITHSCORES')
+    due = first[2] and math.max(first[2] - now, 0) or false
+  end
+  return answer, skipped or draining or #names > 0, due, names
+end
+

@@ -1,0 +1,42 @@
+-- Does the work of each arrival and marks it, one after the other.
+begin(KEYS[1])
+local read = arguments(1)
+open_inbox(read(), read_rules(read))
+local kind, code = read(), read()
+-- What a handler's script sees; on one line with it, so that its line numbers stay.
+local chunk, wrong
+if kind == 'script' then chunk, wrong = loadstring('local message, postrider = ...; ' .. code, '@handler') end
+
+local function run(arrival)
+  if kind == 'mark' then return { kind = 'done' } end
+  if not chunk then return { kind = 'unavailable', error = "the handler's script does not compile: " .. wrong } end
+  local readable, headers = pcall(cjson.decode, arrival.headers)
+  local message = { id = arrival.id, topic = arrival.topic, type = arrival.type, key = arrival.key,
+    payload = arrival.payload, headers = readable and headers or {}, occurred_at = tonumber(arrival.occurred_at),
+    seq = tonumber(arrival.seq), group = inbox.group }
+  local good, said = pcall(chunk, message, { send = send })
+  if type(said) == 'table' and said.err then good, said = false, said.err end
+  if good then return { kind = 'done' } end
+  return { kind = 'retry', error = tostring(said), after = 0 }
+end
+
+local receipts, unavailable = {}, nil
+for place = 1, tonumber(read()) do
+  local arrival = read_arrival(read)
+  local receipt = unavailable
+  if not receipt then
+    local attempts
+    receipt, attempts = standing(arrival)
+    if not receipt then
+      if redis.call('EXISTS', in_key('r:' .. arrival.id)) == 1 then
+        receipt = { 'busy' }
+      else
+        receipt = conclude(arrival, attempts, run(arrival))
+        if receipt[1] == 'unavailable' then unavailable = receipt end
+      end
+    end
+  end
+  receipts[place] = receipt
+end
+close_inbox()
+return receipts

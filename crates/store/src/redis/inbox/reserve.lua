@@ -1,0 +1,16 @@
+-- Reserves arrivals for a handler that works outside the store: 'granted', or what became of them.
+begin(KEYS[1])
+local read = arguments(1)
+open_inbox(read(), read_rules(read))
+local lease, answers = read(), {}
+for place = 1, tonumber(read()) do
+  local token, arrival = read(), read_arrival(read)
+  local receipt = standing(arrival)
+  if not receipt then
+    local granted = redis.call('SET', in_key('r:' .. arrival.id), token, 'NX', 'PX', lease)
+    receipt = { granted and 'granted' or 'busy' }
+  end
+  answers[place] = receipt
+end
+close_inbox()
+return answers

@@ -1,0 +1,16 @@
+-- All lanes, as an operator sees them.
+begin(KEYS[1])
+local lanes, answer, names = all_lanes(), {}, {}
+local instances = redis.call('HGETALL', key('instances'))
+for place = 1, #instances, 2 do
+  names[instances[place]] = string.match(instances[place + 1], '^%d+ (.*)$')
+end
+layout()
+for number = 0, tonumber(settings[2]) - 1 do
+  local lane = lanes[number] or lane_from(nil)
+  local batch = batch_on(number)
+  local owned = lane.till > now
+  answer[#answer + 1] = { number, lane.epoch, owned and (names[lane.owner] or lane.owner), owned and lane.till,
+    batch and batch.size or 0 }
+end
+return answer
