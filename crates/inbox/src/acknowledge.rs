@@ -3,7 +3,12 @@
 //! The producer hears it after the work is committed and before the broker may forget the message: whatever
 //! crashes in between, the message comes again as a duplicate and is acknowledged again.
 
+use std::fmt;
+use std::sync::Arc;
+
 use message::MessageId;
+use store::{Acknowledged, Amend};
+use tracing::{debug, warn};
 
 #[cfg(feature = "http")]
 use self::http::Producer;
@@ -11,10 +16,12 @@ use self::http::Producer;
 use crate::BadHandler;
 
 /// Who hears that a group is done with a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum Acknowledge {
     /// The store, in the transaction of the mark: it is the producer's too.
     InStore,
+    /// The producer's store, when the group remembers elsewhere: once the mark is committed, and again until it is told.
+    Store(Arc<dyn Amend>),
     /// A producer elsewhere, at `<producer>/api/messages/acknowledge`.
     #[cfg(feature = "http")]
     Http {
@@ -23,6 +30,19 @@ pub enum Acknowledge {
     },
     /// Nobody.
     Nobody,
+}
+
+impl fmt::Debug for Acknowledge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InStore => "InStore",
+            Self::Store(_) => "Store",
+            // Without its URL, which may hold a secret.
+            #[cfg(feature = "http")]
+            Self::Http { .. } => "Http",
+            Self::Nobody => "Nobody",
+        })
+    }
 }
 
 impl Acknowledge {
@@ -48,6 +68,7 @@ pub(crate) struct Untold {
 #[derive(Clone)]
 pub(crate) enum Ear {
     Nobody,
+    Store(Arc<dyn Amend>),
     #[cfg(feature = "http")]
     Producer(Producer),
 }
@@ -56,6 +77,7 @@ impl Ear {
     pub(crate) fn of(acknowledge: &Acknowledge) -> Self {
         match acknowledge {
             Acknowledge::InStore | Acknowledge::Nobody => Self::Nobody,
+            Acknowledge::Store(store) => Self::Store(Arc::clone(store)),
             #[cfg(feature = "http")]
             Acknowledge::Http { producer } => Self::Producer(Producer::new(producer)),
         }
@@ -67,14 +89,34 @@ impl Ear {
     }
 
     /// Tells each of `ids` once.
-    #[cfg_attr(not(feature = "http"), expect(unused_variables, reason = "nobody is to be told without http"))]
     pub(crate) async fn tell(&self, group: &str, ids: Vec<MessageId>) -> Result<(), Untold> {
         match self {
             Self::Nobody => Ok(()),
+            Self::Store(store) => tell_store(store.as_ref(), group, ids).await,
             #[cfg(feature = "http")]
             Self::Producer(producer) => producer.tell(group, ids).await,
         }
     }
+}
+
+async fn tell_store(store: &dyn Amend, group: &str, ids: Vec<MessageId>) -> Result<(), Untold> {
+    let done = ids.iter().map(|id| (*id, group.to_owned())).collect();
+    let answers = match store.acknowledge(done).await {
+        Ok(answers) => answers,
+        Err(error) => return Err(Untold { ids, error: error.to_string() }),
+    };
+    for (id, answer) in ids.iter().zip(answers) {
+        match answer {
+            Acknowledged::New | Acknowledged::Repeated | Acknowledged::NotAsked => {
+                debug!(message_id = %id, group, ?answer, "acknowledged to the producer's store");
+            }
+            // Asking again would not change that; what is sent again is acknowledged again.
+            Acknowledged::Unknown | Acknowledged::Refused(_) => {
+                warn!(message_id = %id, group, ?answer, "the store does not take this acknowledgement; going on");
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(feature = "http")]

@@ -64,7 +64,7 @@ impl Group {
     /// Who hears that a message is done.
     #[must_use]
     pub fn acknowledge(mut self, acknowledge: Acknowledge) -> Self {
-        self.rules.acknowledge = acknowledge == Acknowledge::InStore;
+        self.rules.acknowledge = matches!(acknowledge, Acknowledge::InStore);
         self.ear = Ear::of(&acknowledge);
         self
     }

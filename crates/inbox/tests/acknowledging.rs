@@ -5,12 +5,19 @@
 mod world;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use axum::http::StatusCode;
 use inbox::{Acknowledge, Condition, Handler};
-use message::Message;
-use store::{Append, Beat, Claim, ClaimOrder, Inspect, Instance, Lanes, Receipt, TopicRule};
+use message::{Message, MessageId};
+use store::sqlite::SqliteStore;
+use store::{
+    Acknowledged, Amend, Append, Beat, Claim, ClaimOrder, Edit, Error, Inspect, Instance, Lanes, Receipt,
+    Retention, TopicRule,
+};
 use uuid::Uuid;
 use world::{Endpoint, GROUP, TOPIC, World, arrival, messages, ok, until};
 
@@ -25,7 +32,6 @@ async fn the_producer_is_told_until_it_answers_and_only_then_the_broker() {
     let closed = std::sync::Mutex::new(closed);
     let is_open = std::sync::atomic::AtomicBool::new(false);
     let producer = Endpoint::new(move |_, _| {
-        use std::sync::atomic::Ordering::SeqCst;
         if closed.lock().unwrap().try_recv().is_ok() {
             is_open.store(true, SeqCst);
         }
@@ -90,6 +96,64 @@ async fn a_store_that_is_the_producers_hears_it_with_the_mark() {
     assert_eq!(group.process(vec![arrival(message)]).await.unwrap(), [Receipt::Done]);
     let record = world.store.record(id).await.unwrap().expect("it was written");
     assert_eq!(record.acknowledgements.iter().map(|by| by.group.as_str()).collect::<Vec<_>>(), [GROUP]);
+}
+
+/// The producer's store, which is away for the first calls.
+struct Returning {
+    store: Arc<SqliteStore>,
+    away: AtomicUsize,
+}
+
+#[async_trait]
+impl Amend for Returning {
+    async fn acknowledge(&self, done: Vec<(MessageId, String)>) -> Result<Vec<Acknowledged>, Error> {
+        let back = self.away.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_err();
+        if back { self.store.acknowledge(done).await } else { Err(away()) }
+    }
+
+    async fn requeue(&self, _: MessageId, _: &str) -> Result<(), Error> {
+        Err(away())
+    }
+
+    async fn edit(&self, _: MessageId, _: &Edit, _: &str) -> Result<(), Error> {
+        Err(away())
+    }
+
+    async fn discard(&self, _: MessageId, _: &str) -> Result<(), Error> {
+        Err(away())
+    }
+
+    async fn delete(&self, _: MessageId, _: &str) -> Result<(), Error> {
+        Err(away())
+    }
+
+    async fn clean(&self, _: &Retention) -> Result<u64, Error> {
+        Err(away())
+    }
+}
+
+fn away() -> Error {
+    Error::Unavailable { reason: "away".to_owned(), retry_after: Duration::ZERO }
+}
+
+/// A group that remembers in another place than its producer writes.
+#[tokio::test]
+async fn a_producers_store_elsewhere_is_told_after_the_mark_until_it_answers_and_once() {
+    let (here, there) = (World::new(), World::new());
+    let message = Message::new(TOPIC, "{}");
+    there.store.append(vec![message.clone().into()]).await.unwrap();
+    claim_all(&there).await;
+    let producer = Arc::new(Returning { store: Arc::clone(&there.store), away: AtomicUsize::new(2) });
+    let group = here.group(Handler::Log).acknowledge(Acknowledge::Store(producer));
+    let id = message.id;
+    assert_eq!(group.process(vec![arrival(message.clone())]).await.unwrap(), [Receipt::Done]);
+    assert_eq!(group.process(vec![arrival(message)]).await.unwrap(), [Receipt::Duplicate]);
+    let record = there.store.record(id).await.unwrap().expect("it was written");
+    assert_eq!(record.acknowledgements.iter().map(|by| by.group.as_str()).collect::<Vec<_>>(), [GROUP]);
+    assert!(here.store.record(id).await.unwrap().is_none());
+    // One that the producer does not keep stops nobody.
+    let stranger = arrival(Message::new(TOPIC, "{}"));
+    assert_eq!(group.process(vec![stranger]).await.unwrap(), [Receipt::Done]);
 }
 
 /// A message that nobody has taken cannot have reached a consumer: it must be in a relay's hands first.
