@@ -15,6 +15,7 @@ mod session;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
@@ -231,19 +232,84 @@ fn free_port(last: Option<u16>) -> Result<u16> {
     free.with_context(|| format!("no port of 127.0.0.1 between {} and {} is free", PORTS.start, PORTS.end))
 }
 
+/// Asked by connecting. To bind it, even for a moment, would hold it for as long as a process that another thread is
+/// just starting has a copy of the socket.
 fn is_free(port: u16) -> bool {
-    std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let refused = TcpStream::connect_timeout(&address, Duration::from_secs(1)).err();
+    refused.is_some_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::OnceLock;
+
+    use super::redis::Redis;
     use super::*;
 
     #[test]
     fn the_port_of_last_time_is_taken_again_unless_somebody_has_it() {
         let port = free_port(None).expect("a port");
         assert_eq!(free_port(Some(port)).expect("a port"), port);
-        let _somebody = std::net::TcpListener::bind(("127.0.0.1", port)).expect("it is free");
+        let _somebody = TcpListener::bind(("127.0.0.1", port)).expect("it is free");
         assert_ne!(free_port(Some(port)).expect("a port"), port);
+    }
+
+    /// Redis, and somebody who takes its port in the moment before its first start.
+    #[derive(Default)]
+    struct Robbed(OnceLock<TcpListener>);
+
+    impl Robbed {
+        fn stolen(&self) -> Option<u16> {
+            Some(self.0.get()?.local_addr().expect("it listens").port())
+        }
+    }
+
+    impl Server for Robbed {
+        fn name(&self) -> &'static str {
+            Redis.name()
+        }
+        fn packages(&self) -> &'static [&'static str] {
+            Redis.packages()
+        }
+        fn installed(&self) -> bool {
+            Redis.installed()
+        }
+        fn user(&self) -> &'static str {
+            Redis.user()
+        }
+        fn create(&self, place: &Place, data: &Path) -> Result<()> {
+            Redis.create(place, data)
+        }
+        fn start(&self, place: &Place, port: u16) -> Result<Command> {
+            self.0.get_or_init(|| TcpListener::bind(("127.0.0.1", port)).expect("it is free"));
+            Redis.start(place, port)
+        }
+        fn answers(&self, place: &Place, port: u16) -> bool {
+            // The thief accepts and is silent, which would only make the test slow.
+            self.stolen() != Some(port) && Redis.answers(place, port)
+        }
+        fn url(&self, port: u16) -> String {
+            Redis.url(port)
+        }
+    }
+
+    #[test]
+    fn a_port_that_is_lost_at_the_last_moment_is_replaced_by_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Root's servers run as other users, who must be able to enter.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("it is ours");
+        install::install(&[&Redis]).expect("it can be had");
+        let home = Home::open(Some(folder.path())).expect("a home");
+        let robbed = Robbed::default();
+        let place = home.place(&robbed).expect("a place");
+        let port = bring_up(&robbed, &place).expect("it starts");
+        assert!(robbed.stolen().is_some_and(|stolen| stolen != port));
+        let state = State::read(&place).expect("it can be read").expect("it was started");
+        assert_eq!(state.port, port);
+        let process = state.process.filter(Process::alive).expect("it runs");
+        process.end("redis", "TERM", STOPPED_WITHIN).expect("it stops");
     }
 }
