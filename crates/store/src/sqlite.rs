@@ -19,6 +19,7 @@ mod settle;
 #[cfg(feature = "sqlx")]
 pub mod sqlx;
 mod tally;
+mod versions;
 mod wake;
 
 use std::path::Path;
@@ -30,6 +31,7 @@ use rusqlite::Connection;
 pub use append::append;
 pub use inbox::{SqlHandler, check_sql};
 pub use migrate::{MIGRATIONS, migrate, pending, schema};
+pub use versions::{newer, swap};
 
 use crate::Error;
 

@@ -8,9 +8,10 @@ use sqlite::{Error, Migration};
 const TABLE: &str = "postrider_migrations";
 
 /// Every step, oldest first. A step that was released is never changed; a new one is added.
-pub const MIGRATIONS: [Migration; 2] = [
+pub const MIGRATIONS: [Migration; 3] = [
     Migration { version: 1, name: "outbox", sql: include_str!("migrations/1_outbox.sql") },
     Migration { version: 2, name: "inbox", sql: include_str!("migrations/2_inbox.sql") },
+    Migration { version: 3, name: "versions", sql: include_str!("migrations/3_versions.sql") },
 ];
 
 /// Brings `connection` up to date and says which steps that took.

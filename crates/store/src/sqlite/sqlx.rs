@@ -126,3 +126,40 @@ pub async fn acknowledge(
     }
     Ok(())
 }
+
+/// Whether `version` of `entity` is newer than any that was applied in `scope`; if so, it is the newest from now on.
+/// Ask in the transaction of the update: a stale message then leaves nothing behind.
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// A call that is dropped may have written the version into the transaction: roll it back.
+pub async fn newer(
+    connection: &mut SqliteConnection,
+    scope: &str,
+    entity: &str,
+    version: i64,
+) -> Result<bool, sqlx::Error> {
+    let query = sqlx::query(include_str!("newer.sql")).bind(scope).bind(entity).bind(version);
+    Ok(query.execute(connection).await?.rows_affected() == 1)
+}
+
+/// Whether `expected` is the version of `entity` that was applied last in `scope` (0: none); if so, it is `version`
+/// from now on.
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// As [`newer`].
+pub async fn swap(
+    connection: &mut SqliteConnection,
+    scope: &str,
+    entity: &str,
+    expected: i64,
+    version: i64,
+) -> Result<bool, sqlx::Error> {
+    let query = sqlx::query(include_str!("swap.sql")).bind(scope).bind(entity).bind(expected).bind(version);
+    Ok(query.execute(connection).await?.rows_affected() == 1)
+}
