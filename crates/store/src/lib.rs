@@ -8,6 +8,8 @@ mod audit;
 mod column;
 pub mod contract;
 mod error;
+#[cfg(feature = "hybrid")]
+pub mod hybrid;
 #[cfg(feature = "link")]
 pub mod link;
 #[cfg(feature = "mysql")]
