@@ -5,11 +5,12 @@ mod look;
 mod mend;
 mod send;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use bulk::{BulkAnswer, Progress};
 use message::Limits;
-use store::{Record, Store};
+use store::{Inbox, Record, Store};
 
 use crate::request::message_id;
 use crate::{Problem, Topology};
@@ -20,12 +21,28 @@ pub struct Desk {
     store: Arc<dyn Store>,
     topology: Arc<Topology>,
     limits: Limits,
+    inboxes: BTreeMap<String, Arc<dyn Inbox>>,
 }
 
 impl Desk {
     /// A desk on `store`, where `topology` says what is configured.
     pub fn new(store: Arc<dyn Store>, topology: Arc<Topology>, limits: Limits) -> Self {
-        Self { store, topology, limits }
+        Self { store, topology, limits, inboxes: BTreeMap::new() }
+    }
+
+    /// The inboxes of groups that do not remember in the store itself.
+    #[must_use]
+    pub fn with_inboxes(mut self, inboxes: BTreeMap<String, Arc<dyn Inbox>>) -> Self {
+        self.inboxes = inboxes;
+        self
+    }
+
+    /// Where `group` remembers what it has done.
+    fn inbox(&self, group: &str) -> &dyn Inbox {
+        match self.inboxes.get(group) {
+            Some(inbox) => &**inbox,
+            None => &*self.store,
+        }
     }
 
     /// What is configured.

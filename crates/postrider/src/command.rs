@@ -4,6 +4,7 @@ mod arguments;
 mod backend;
 mod dead;
 mod failure;
+mod inboxes;
 mod inspect;
 mod lanes;
 mod log;

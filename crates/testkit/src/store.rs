@@ -42,6 +42,7 @@ pub trait Fixture: Send + Sync + 'static {
 #[derive(Clone)]
 pub struct World {
     fixture: Arc<dyn Fixture>,
+    another: fn() -> Pin<Box<dyn Future<Output = Arc<dyn Fixture>> + Send>>,
     sabotage: Option<(Sabotage, Arc<Memory>)>,
 }
 
@@ -49,6 +50,7 @@ impl World {
     async fn fresh<F: Fixture>(sabotage: Option<Sabotage>) -> Self {
         Self {
             fixture: Arc::new(F::fresh().await),
+            another: || Box::pin(async { Arc::new(F::fresh().await) as Arc<dyn Fixture> }),
             sabotage: sabotage.map(|sabotage| (sabotage, Arc::default())),
         }
     }
@@ -60,6 +62,11 @@ impl World {
             None => store,
             Some((sabotage, memory)) => Arc::new(Saboteur::new(store, *sabotage, Arc::clone(memory))),
         }
+    }
+
+    /// A place of the same kind where no store has been yet.
+    pub async fn another(&self) -> Self {
+        Self { fixture: (self.another)().await, ..self.clone() }
     }
 
     /// See [`Fixture::work`].
@@ -225,6 +232,7 @@ macro_rules! store_cases {
             inspect::a_message_in_an_open_batch_is_in_flight_in_every_answer => ShowsRestingStatus;
             inspect::counts_agree_with_the_records => Miscounts;
             inspect::a_record_says_all_that_is_known => HidesErrors;
+            inspect::a_store_has_an_identity_of_its_own => HasNoIdentity;
 
             amend::what_the_transition_function_refuses_changes_nothing => AllowsAnything;
             amend::no_action_touches_a_message_in_an_open_batch => AmendsInFlight;

@@ -128,7 +128,7 @@ impl Desk {
     ) -> Result<PageView<ProcessedView>, Problem> {
         self.check_group(group)?;
         let page = PageRequest { newest_first: true, ..page };
-        Ok(shown(self.store.processed(group, page.page()?).await?, Into::into))
+        Ok(shown(self.inbox(group).processed(group, page.page()?).await?, Into::into))
     }
 
     /// What is parked or Dead in the inbox of a consumer group.
@@ -137,7 +137,7 @@ impl Desk {
     /// When there is no such group.
     pub async fn parked(&self, group: &str, page: PageRequest) -> Result<PageView<ParkedView>, Problem> {
         self.check_group(group)?;
-        Ok(shown(self.store.parked(group, page.page()?).await?, Into::into))
+        Ok(shown(self.inbox(group).parked(group, page.page()?).await?, Into::into))
     }
 
     /// How a consumer group is doing.
@@ -146,7 +146,7 @@ impl Desk {
     /// When there is no such group.
     pub async fn inbox_counts(&self, group: &str) -> Result<InboxCountsView, Problem> {
         self.check_group(group)?;
-        Ok(self.store.inbox_counts(group).await?.into())
+        Ok(self.inbox(group).inbox_counts(group).await?.into())
     }
 
     pub(super) fn check_group(&self, group: &str) -> Result<(), Problem> {

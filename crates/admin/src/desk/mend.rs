@@ -123,7 +123,7 @@ impl Desk {
     pub async fn unpark(&self, group: &str, id: &str, actor: &str) -> Result<ActionAnswer, Problem> {
         self.check_group(group)?;
         let id = message_id(id)?;
-        self.store.unpark(group, id, actor).await?;
+        self.inbox(group).unpark(group, id, actor).await?;
         Ok(answer(id, "requeued", None))
     }
 
@@ -134,7 +134,7 @@ impl Desk {
     pub async fn drop_parked(&self, group: &str, id: &str, actor: &str) -> Result<ActionAnswer, Problem> {
         self.check_group(group)?;
         let id = message_id(id)?;
-        self.store.drop_parked(group, id, actor).await?;
+        self.inbox(group).drop_parked(group, id, actor).await?;
         Ok(answer(id, "discarded", None))
     }
 

@@ -24,7 +24,7 @@ use self::signals::Signals;
 use super::arguments::{Part, Serve};
 use super::failure::{Exit, Failure};
 use super::output::Output;
-use super::{backend, world};
+use super::{backend, inboxes, world};
 use crate::config::{Config, Loaded};
 
 /// How often records that have passed their retention are removed.
@@ -45,6 +45,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     let consumer = listen(runs(Part::Consumer), config.consumer.listen, "consumer").await?;
     let opened = backend::open(&config).await?;
     let store = opened.store;
+    let inboxes = inboxes::open(&config, &store).await?;
     let brokers = match runs(Part::Relay) || runs(Part::Consumer) {
         true => parts::brokers(&config)?,
         false => parts::Brokers::new(),
@@ -56,10 +57,10 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
         parts.cleaner = Some(tokio::spawn(clean(config.clone(), store.clone())));
     }
     if runs(Part::Consumer) {
-        parts.consumers = parts::consumers(&config, &store, &brokers).await?;
+        parts.consumers = parts::consumers(&config, &store, &inboxes, &brokers).await?;
     }
     let pulse = Pulse::of(&parts, &brokers);
-    let desk = Arc::new(world::desk(&config, store.clone()));
+    let desk = Arc::new(world::desk(&config, store.clone(), inboxes));
     let (stop, stopped) = watch::channel(false);
     let running = banner::Running {
         producer: address(producer.as_ref()),

@@ -7,13 +7,16 @@ use admin::{ConsumerView, Desk, RouteView, Topology};
 use broker::embedded;
 use message::Limits;
 
-use super::backend;
 use super::failure::Failure;
+use super::inboxes::Inboxes;
+use super::{backend, inboxes};
 use crate::config::{Config, Place};
 
 /// A desk on the configured store, which is made if need be.
 pub(super) async fn make_desk(config: &Config) -> Result<Desk, Failure> {
-    Ok(desk(config, backend::open(config).await?.store))
+    let store = backend::open(config).await?.store;
+    let inboxes = inboxes::open(config, &store).await?;
+    Ok(desk(config, store, inboxes))
 }
 
 /// A desk on the configured store, which must exist: a question should not leave a database behind.
@@ -22,10 +25,10 @@ pub(super) async fn open_desk(config: &Config) -> Result<Desk, Failure> {
     make_desk(config).await
 }
 
-/// A desk on `store`.
-pub(super) fn desk(config: &Config, store: Arc<dyn store::Store>) -> Desk {
+/// A desk on `store`, and on what groups remember elsewhere.
+pub(super) fn desk(config: &Config, store: Arc<dyn store::Store>, inboxes: Inboxes) -> Desk {
     let limits = Limits { payload: config.producer.body_limit, ..Limits::default() };
-    Desk::new(store, Arc::new(topology(config)), limits)
+    Desk::new(store, Arc::new(topology(config)), limits).with_inboxes(inboxes)
 }
 
 /// Routes and consumers, for whoever asks.

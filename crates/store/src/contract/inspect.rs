@@ -182,6 +182,7 @@ impl Latency {
 /// 1. No call scans the whole table: lists look at a bounded number of rows, counts are kept as they change.
 /// 2. A message in an open batch is InFlight in every answer.
 /// 3. `counts` agrees with the records whenever nothing is changing them.
+/// 4. A store's identity is made with it, is the same for everybody who opens it, and is no other store's.
 #[async_trait]
 pub trait Inspect: Send + Sync {
     /// One message.
@@ -192,6 +193,9 @@ pub trait Inspect: Send + Sync {
 
     /// The tries in vain of a message, oldest first.
     async fn attempts(&self, id: MessageId) -> Result<Vec<Attempt>, Error>;
+
+    /// A name that no other store has, for what is remembered of this one elsewhere.
+    async fn identity(&self) -> Result<String, Error>;
 
     /// How many are where.
     async fn counts(&self) -> Result<Counts, Error>;

@@ -55,6 +55,15 @@ impl Inspect for SqliteStore {
             .await
     }
 
+    async fn identity(&self) -> Result<String, Error> {
+        self.file
+            .read(|connection| {
+                let id = "SELECT value FROM settings WHERE name = 'store_id'";
+                Ok(connection.query_row(id, [], |row| row.get(0))?)
+            })
+            .await
+    }
+
     async fn counts(&self) -> Result<Counts, Error> {
         self.file.read(counts).await
     }

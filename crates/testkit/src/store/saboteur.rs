@@ -96,6 +96,8 @@ pub enum Sabotage {
     BlamesTheMessage,
     /// Finds no fault with any work.
     ChecksNothing,
+    /// Is named like every other store.
+    HasNoIdentity,
     /// After one `Unavailable` the others are done nevertheless.
     TriesTheRest,
     /// A reserved message is reserved again.

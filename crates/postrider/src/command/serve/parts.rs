@@ -11,9 +11,10 @@ use store::{Inbox, InboxRules, Store, Work};
 use tokio::task::JoinHandle;
 
 use super::super::failure::{Exit, Failure};
+use super::super::inboxes::Inboxes;
 use super::super::world;
 use super::health::Pulse;
-use crate::config::{Config, Consumer, Handler};
+use crate::config::{Config, Consumer, Dedup, Handler};
 
 /// Open brokers by name.
 pub(super) type Brokers = BTreeMap<String, Broker>;
@@ -92,20 +93,39 @@ pub(super) fn relay(
         bytes: config.relay.bytes,
         poll: config.relay.poll,
         groups: Arc::new(move |topic| topology.groups_of(topic)),
+        claims: claims(config)?,
         ..relay::Settings::default()
     };
     Ok(relay::Relay::start(store, routes, settings))
+}
+
+/// Locks and counters in Redis, if the relay shall have them.
+fn claims(config: &Config) -> Result<Option<Arc<dyn relay::claims::Claims>>, Failure> {
+    #[cfg(feature = "redis")]
+    if let Some(claims) = &config.relay.claims {
+        let settings = relay::claims::redis::Config {
+            url: claims.url.clone(),
+            prefix: claims.prefix.clone(),
+            ttl: claims.ttl,
+            keep: claims.keep,
+        };
+        return Ok(Some(Arc::new(relay::claims::redis::RedisClaims::new(&settings)?)));
+    }
+    // Without Redis in the build the configuration was refused.
+    let _ = config;
+    Ok(None)
 }
 
 /// Starts every consumer group.
 pub(super) async fn consumers(
     config: &Config,
     store: &Arc<dyn Store>,
+    inboxes: &Inboxes,
     brokers: &Brokers,
 ) -> Result<Vec<(Arc<Group>, inbox::Running)>, Failure> {
     let mut running = Vec::new();
     for (name, consumer) in &config.consumers {
-        let group = Arc::new(group(config, name, consumer, store.clone()).await?);
+        let group = Arc::new(group(config, name, consumer, store, inboxes.get(name).cloned()).await?);
         let subscriber = broker_of(brokers, &consumer.broker)?;
         let started = inbox::Consumer::new(group.clone(), subscriber, consumer.topics.clone()).start();
         running.push((group, started));
@@ -117,17 +137,21 @@ async fn group(
     config: &Config,
     name: &str,
     consumer: &Consumer,
-    store: Arc<dyn Store>,
+    store: &Arc<dyn Store>,
+    elsewhere: Option<Arc<dyn Inbox>>,
 ) -> Result<Group, Failure> {
+    // With marks in Redis the acknowledgement cannot be in their transaction; the store is told afterwards.
+    let apart = consumer.dedup == Dedup::Redis && elsewhere.is_some();
+    let inbox = elsewhere.unwrap_or_else(|| store.clone());
     let wrong = |error: inbox::BadHandler| Failure::usage(format!("consumers.{name}.handler: {error}"));
     let handler = match &consumer.handler {
         Handler::Log => inbox::Handler::Log,
         Handler::Sql(statement) => {
-            check(name, &*store, Work::Sql(statement.clone())).await?;
+            check(name, &*inbox, Work::Sql(statement.clone())).await?;
             inbox::Handler::Sql(statement.clone())
         }
         Handler::Script(script) => {
-            check(name, &*store, Work::Script(script.clone())).await?;
+            check(name, &*inbox, Work::Script(script.clone())).await?;
             inbox::Handler::Script(script.clone())
         }
         Handler::Http { url, timeout } => {
@@ -142,15 +166,16 @@ async fn group(
     let acknowledge = match &config.consumer.acknowledge_to {
         Some(url) => Acknowledge::http(url)
             .map_err(|error| Failure::usage(format!("consumer.acknowledge_to: {error}")))?,
+        None if apart => Acknowledge::Store(store.clone()),
         None => Acknowledge::InStore,
     };
     let rules = InboxRules {
         retry: consumer.retry.clone(),
         ordered: consumer.order == Order::Key,
         hold_dead: consumer.order == Order::Key && consumer.on_dead == OnDead::Hold,
-        acknowledge: acknowledge == Acknowledge::InStore,
+        acknowledge: matches!(acknowledge, Acknowledge::InStore),
     };
-    Ok(Group::new(name, store, handler, rules).acknowledge(acknowledge).keep_ids(consumer.keep_ids))
+    Ok(Group::new(name, inbox, handler, rules).acknowledge(acknowledge).keep_ids(consumer.keep_ids))
 }
 
 /// Asks the store whether it can do the work of a group.

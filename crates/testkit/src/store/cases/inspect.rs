@@ -177,3 +177,11 @@ pub async fn a_record_says_all_that_is_known(world: World) {
     assert_eq!(found.acknowledgements[0].group, "billing");
     assert!(store.record(message::MessageId::new()).await.expect("an answer").is_none());
 }
+
+/// Inspect 4: what others remember of a store must not be taken for another's.
+pub async fn a_store_has_an_identity_of_its_own(world: World) {
+    let identity = world.open().await.identity().await.expect("it has one");
+    assert_eq!(identity, world.open().await.identity().await.expect("it has one"));
+    let other = world.another().await.open().await.identity().await.expect("it has one");
+    assert_ne!(identity, other);
+}

@@ -32,6 +32,13 @@ impl Inspect for Saboteur {
         Ok(attempts)
     }
 
+    async fn identity(&self) -> Result<String, Error> {
+        if self.breaks(Sabotage::HasNoIdentity) {
+            return Ok("store".to_owned());
+        }
+        self.store.identity().await
+    }
+
     async fn counts(&self) -> Result<Counts, Error> {
         let mut counts = self.store.counts().await?;
         counts.pending += u64::from(self.breaks(Sabotage::Miscounts));
