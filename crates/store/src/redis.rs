@@ -18,26 +18,38 @@
 //! | `:once` `:once_order` `:audit` `:counters` | idempotency keys, what operators did, totals |
 //! | `:in:<group>:…` | the inbox of a group |
 
+mod amend;
+mod append;
+mod claim;
 mod config;
 mod error;
+mod hold;
+mod inbox;
+mod inspect;
+mod lanes;
 mod migrate;
 mod promise;
 mod reply;
+mod retain;
 mod script;
+mod settle;
 mod wake;
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ::redis::Client;
 use ::redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use tokio::sync::{Notify, OnceCell};
 
+pub use append::{append, script};
 pub use config::Config;
 pub use migrate::{library, send_script};
 
 use crate::Error;
 use promise::Server;
+use retain::Cleaned;
 
 /// A store in Redis. Cheap to clone; clones share connections.
 #[derive(Clone)]
@@ -50,6 +62,10 @@ pub struct RedisStore {
     prefix: Arc<str>,
     replicas: u32,
     server: Arc<Server>,
+    /// The topics that were met so far: each turn tells its script how to treat them.
+    topics: Arc<Mutex<BTreeSet<String>>>,
+    /// How far retention has looked.
+    cleaned: Arc<Cleaned>,
 }
 
 impl fmt::Debug for RedisStore {
@@ -77,6 +93,8 @@ impl RedisStore {
             prefix: prefix.into(),
             replicas: config.replicas,
             server: Arc::new(server),
+            topics: Arc::default(),
+            cleaned: Arc::default(),
         };
         store.prepare().await?;
         Ok(store)

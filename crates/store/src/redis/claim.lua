@@ -184,7 +184,7 @@ local function claim(read)
     local id, lease = uuid(order.seed .. lane), free[lane]
     redis.call('HSET', key('batches'), lane, table.concat({ id, lease.epoch, lease.lease, batch.failed, #batch.seqs,
       table.concat(batch.seqs, ',') }, ' '))
-    answer[#answer + 1] = { tonumber(lane), id, batch.rows }
+    answer[#answer + 1] = { tonumber(lane), id, now, batch.rows }
   end
   local due = false
   if #answer == 0 then

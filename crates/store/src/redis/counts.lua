@@ -8,4 +8,4 @@ end
 local oldest = redis.call('ZRANGE', key('unsent'), 0, 0)[1]
 local written_at = oldest and redis.call('HGET', message_key(oldest), 'written_at')
 return { redis.call('ZCARD', key('unsent')), redis.call('ZCARD', key('sent')), redis.call('ZCARD', key('dead')),
-  flying, flying_failed, written_at and math.max(now - written_at, 0), redis.call('HGETALL', key('counters')) }
+  flying, flying_failed, written_at and math.max(now - written_at, 0) or false, redis.call('HGETALL', key('counters')) }

@@ -65,7 +65,7 @@ impl Reader {
         usize::try_from(self.number()?).map_err(|_| odd("a size"))
     }
 
-    pub(super) fn count(&mut self) -> Result<u64, Error> {
+    pub(super) fn total(&mut self) -> Result<u64, Error> {
         Ok(u64::try_from(self.number()?).unwrap_or(0))
     }
 

@@ -1,0 +1,203 @@
+//! The inbox: the work of each message and its mark, in one script.
+//!
+//! Work that a script can do runs inside the marking one. Redis does not undo what a failing script wrote, so such
+//! work must look before it writes; `postrider.send` does.
+
+mod parked;
+mod work;
+
+use std::time::Duration;
+
+use ::redis::Value;
+use async_trait::async_trait;
+use message::MessageId;
+use uuid::Uuid;
+
+use super::RedisStore;
+use super::reply::{Reader, odd};
+use super::script::{Call, script};
+use super::settle::wait;
+use crate::column::{BEHIND, OTHER_CONTENT, clip, digest, headers_json};
+use crate::{
+    Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
+    Reservation, Work,
+};
+use message::RetryPolicy;
+
+/// Arrivals in one script.
+const MOST: usize = 100;
+
+/// Ids forgotten in one call.
+const FORGET: usize = 1_000;
+
+script!(RESERVE: "prelude.lua", "acknowledge.lua", "inbox/desk.lua", "inbox/reserve.lua");
+script!(CONCLUDE: "prelude.lua", "acknowledge.lua", "inbox/desk.lua", "inbox/conclude.lua");
+script!(FORGET_IDS: "prelude.lua", "acknowledge.lua", "inbox/desk.lua", "inbox/forget.lua");
+
+#[async_trait]
+impl Inbox for RedisStore {
+    async fn check(&self, work: &Work) -> Result<(), Error> {
+        self.check_work(work).await
+    }
+
+    async fn process(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        work: &Work,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        self.work(group, &arrivals, work, rules).await
+    }
+
+    async fn reserve(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        lease: Duration,
+        rules: &InboxRules,
+    ) -> Result<Vec<Reservation>, Error> {
+        let mut answers = Vec::with_capacity(arrivals.len());
+        for part in arrivals.chunks(MOST) {
+            let tokens: Vec<Uuid> = part.iter().map(|_| Uuid::new_v4()).collect();
+            let mut call = self.desk(&RESERVE, group, rules);
+            call.arg(wait(lease).max(1)).arg(part.len());
+            for (arrived, token) in part.iter().zip(&tokens) {
+                call.arg(token.to_string());
+                arrival(&mut call, arrived);
+            }
+            let mut answer = self.write(&call).await?;
+            for token in tokens {
+                let mut item = answer.list()?;
+                let word = item.text()?;
+                answers.push(match word.as_str() {
+                    "granted" => Reservation::Granted(token),
+                    _ => Reservation::Settled(receipt(&word, item)?),
+                });
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn conclude(
+        &self,
+        group: &str,
+        conclusions: Vec<(Arrival, Uuid, Handled)>,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        let mut receipts = Vec::with_capacity(conclusions.len());
+        for part in conclusions.chunks(MOST) {
+            let mut call = self.desk(&CONCLUDE, group, rules);
+            call.arg(part.len());
+            for (arrived, token, handled) in part {
+                let (kind, error, after) = match handled {
+                    Handled::Done => ("done", "", None),
+                    Handled::Retry { error, after } => ("retry", clip(error), *after),
+                    Handled::Dead { error } => ("dead", clip(error), None),
+                    Handled::Unavailable { error } => ("unavailable", error.as_str(), None),
+                };
+                call.arg(token.to_string()).arg(kind).arg(error).arg(wait(after.unwrap_or_default()));
+                arrival(&mut call, arrived);
+            }
+            receipts.extend(receipts_of(self.write(&call).await?)?);
+        }
+        Ok(receipts)
+    }
+
+    async fn due(&self, group: &str, limit: usize) -> Result<Vec<Arrival>, Error> {
+        self.parked_due(group, limit).await
+    }
+
+    async fn processed(&self, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
+        let entries = self.stream(&format!("in:{group}:log"), page).await?;
+        let items: Vec<Processed> = entries
+            .into_iter()
+            .map(|(position, mut fields)| {
+                Ok(Processed {
+                    position,
+                    id: fields.id("id")?,
+                    topic: fields.text("topic")?,
+                    key: fields.optional("key").and_then(|key| key.strip_prefix('=').map(str::to_owned)),
+                    seq: fields.optional("seq").and_then(|seq| seq.parse().ok()),
+                    processed_at: crate::column::time(fields.number("at")?),
+                })
+            })
+            .collect::<Result<_, Error>>()?;
+        let next = items.last().filter(|_| items.len() == page.limit).map(|last| last.position);
+        Ok(Paged { items, next })
+    }
+
+    async fn parked(&self, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
+        self.list_parked(group, page).await
+    }
+
+    async fn unpark(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
+        self.start_again(group, id, actor).await
+    }
+
+    async fn drop_parked(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
+        self.give_up(group, id, actor).await
+    }
+
+    async fn inbox_counts(&self, group: &str) -> Result<InboxCounts, Error> {
+        let counts: Vec<Option<i64>> = ::redis::cmd("HMGET")
+            .arg(format!("{}:in:{group}:counts", self.prefix))
+            .arg(&["processed", "duplicates", "parked", "dead"])
+            .query_async(&mut self.connection.clone())
+            .await?;
+        let count =
+            |place: usize| u64::try_from(counts.get(place).copied().flatten().unwrap_or(0)).unwrap_or(0);
+        Ok(InboxCounts { processed: count(0), duplicates: count(1), parked: count(2), dead: count(3) })
+    }
+
+    async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {
+        let mut call = self.script(&FORGET_IDS);
+        call.arg(group).arg(wait(keep)).arg(FORGET);
+        self.read(&call).await?.total()
+    }
+}
+
+impl RedisStore {
+    /// A script at the desk of a group: its name and its rules come first.
+    fn desk<'a>(&self, script: &'a super::script::Script, group: &str, rules: &InboxRules) -> Call<'a> {
+        let mut call = self.script(script);
+        call.arg(group).flag(rules.ordered).flag(rules.hold_dead).flag(rules.acknowledge);
+        call.arg(rules.retry.max_attempts).arg(wait(rules.retry.first)).arg(wait(rules.retry.cap));
+        call.arg(wait(RetryPolicy::LEAST_JITTER)).arg(OTHER_CONTENT).arg(BEHIND);
+        call
+    }
+}
+
+/// An arrival as scripts read it.
+fn arrival(call: &mut Call<'_>, arrival: &Arrival) {
+    let message = &arrival.message;
+    // Chance comes from here: inside a script it would be the same every time.
+    call.arg(message.id.to_string()).arg(digest(arrival)).arg(rand::random::<f64>());
+    call.arg(&message.topic).arg(&message.payload[..]).arg(&message.content_type).arg(headers_json(message));
+    call.arg(message.occurred_at.timestamp_millis());
+    call.optional(message.kind.as_deref().map(str::as_bytes));
+    call.optional(message.key.as_deref().map(str::as_bytes));
+    call.optional(arrival.seq.map(|seq| seq.to_string()).as_deref().map(str::as_bytes));
+    call.arg(arrival.delivery);
+}
+
+fn receipts_of(answer: Reader) -> Result<Vec<Receipt>, Error> {
+    let read = |item: Value| {
+        let mut item = Reader::from(item);
+        let word = item.text()?;
+        receipt(&word, item)
+    };
+    answer.map(read).collect()
+}
+
+fn receipt(word: &str, mut rest: Reader) -> Result<Receipt, Error> {
+    Ok(match word {
+        "done" => Receipt::Done,
+        "duplicate" => Receipt::Duplicate,
+        "parked" => Receipt::Parked { error: rest.text()? },
+        "dead" => Receipt::Dead { error: rest.text()? },
+        "unavailable" => Receipt::Unavailable { error: rest.text()? },
+        "busy" => Receipt::Busy,
+        _ => return Err(odd("a receipt")),
+    })
+}
