@@ -69,6 +69,7 @@ delegate! { Inbox to inbox:
 }
 
 delegate! { Inspect to store:
+    identity() -> Result<String, Error>;
     record(id: MessageId) -> Result<Option<Record>, Error>;
     list(filter: &Filter, page: Page) -> Result<Paged<Record>, Error>;
     attempts(id: MessageId) -> Result<Vec<Attempt>, Error>;
