@@ -17,6 +17,19 @@
 //! | `:attempts:<seq>` `:acks:<seq>` `:unacked:<group>` | tries in vain, acknowledgements, who still owes one |
 //! | `:once` `:once_order` `:audit` `:counters` | idempotency keys, what operators did, totals |
 //! | `:in:<group>:…` | the inbox of a group |
+//!
+//! Rust programs send with [`append()`] in their own MULTI or with [`script`]. Everybody else calls a function that the
+//! store loads into Redis 7 and newer ([`library`]), alone or in a MULTI; for older servers there is [`send_script`]. After
+//! the payload may follow an id, headers, a type and a content type, each of which may be empty:
+//!
+//! ```sh
+//! redis-cli FCALL postrider_send 1 '{postrider}' orders 42 '{"total": 10}'
+//! redis-cli FCALL postrider_send 1 '{postrider}' orders 42 '{}' 0190a5c4-6b2e-7d3f-8a4b-5c6d7e8f9a0b '{"traceparent":"00-ab"}' OrderPlaced
+//! redis-cli FCALL postrider_once 1 '{postrider}' billing 0190a5c4-6b2e-7d3f-8a4b-5c6d7e8f9a0b
+//! ```
+//!
+//! The first two answer the id. The last one marks a message as done by a group: 1 when it was not before, so that a
+//! consumer in another language does its work once, in the same MULTI or script.
 
 mod amend;
 mod append;
@@ -33,6 +46,8 @@ mod reply;
 mod retain;
 mod script;
 mod settle;
+#[cfg(test)]
+mod step;
 mod wake;
 
 use std::collections::BTreeSet;
@@ -56,6 +71,8 @@ use retain::Cleaned;
 pub struct RedisStore {
     client: Client,
     connection: ConnectionManager,
+    /// For writes that wait for replicas: nobody who only looks must wait with them. The same one where none do.
+    writer: ConnectionManager,
     /// The heartbeat's own connection, made on the runtime of its first beat: a busy runtime must not delay it.
     heart: Arc<OnceCell<ConnectionManager>>,
     bell: Arc<Notify>,
@@ -85,9 +102,14 @@ impl RedisStore {
         let connection = client.get_connection_manager_with_config(patience()).await?;
         let server = Server::look(&mut connection.clone()).await?;
         server.check(&config)?;
+        let writer = match config.replicas {
+            0 => connection.clone(),
+            _ => client.get_connection_manager_with_config(patience()).await?,
+        };
         let store = Self {
             client,
             connection,
+            writer,
             heart: Arc::default(),
             bell: Arc::default(),
             prefix: prefix.into(),

@@ -14,7 +14,6 @@ for _ = 1, tonumber(read()) do
   rules[read()] = read() == '1'
 end
 
-layout()
 local till, lanes = now + lease, all_lanes()
 
 local alive, instances = 1, redis.call('HGETALL', key('instances'))

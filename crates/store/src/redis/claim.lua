@@ -167,7 +167,6 @@ local function claim(read)
   promote()
   local draining = hold.drain_some(FOLLOWERS)
   local order = { limit = tonumber(read()), bytes = tonumber(read()), seed = read(), anyhow = read() == '1' }
-  layout()
   local free = free_lanes(read)
   local rules = {}
   for _ = 1, tonumber(read()) do

@@ -24,7 +24,10 @@ use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement
 const TRIES: usize = 8;
 
 /// Topics whose rules a turn carries. Past this, they are learnt again.
-const TOPICS: usize = 1_000;
+const TOPICS: usize = 4_000;
+
+/// Messages in one turn, whatever the relay asks for: others wait while the script runs.
+const MOST: usize = 2_000;
 
 /// The fields of a row, as `claim.lua` reads them.
 const FIELDS: [&str; 14] = [
@@ -90,7 +93,10 @@ impl RedisStore {
         let mut call = self.script(&TURN);
         settlements(&mut call, settled);
         if let Some(order) = order {
-            call.arg("claim").arg(order.limit).arg(whole(order.bytes)).arg(Uuid::new_v4().to_string());
+            call.arg("claim")
+                .arg(order.limit.min(MOST))
+                .arg(whole(order.bytes))
+                .arg(Uuid::new_v4().to_string());
             call.flag(anyhow).leases(&order.leases);
             let topics = self.topics();
             call.arg(topics.len());

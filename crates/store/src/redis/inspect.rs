@@ -38,6 +38,9 @@ impl Inspect for RedisStore {
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Paged<Record>, Error> {
+        if page.limit == 0 {
+            return Ok(Paged { items: Vec::new(), next: page.after });
+        }
         let sets = sets(filter);
         let mut after = page.after;
         let mut items: Vec<Record> = Vec::new();
@@ -75,6 +78,16 @@ impl Inspect for RedisStore {
         let mut call = self.script(&ATTEMPTS);
         call.arg(id.to_string());
         self.read(&call).await?.map(|entry| attempt(&Reader::from(entry).text()?)).collect()
+    }
+
+    async fn identity(&self) -> Result<String, Error> {
+        let identity: Option<String> = ::redis::cmd("HGET")
+            .arg(format!("{}:settings", self.prefix))
+            .arg("store_id")
+            .query_async(&mut self.connection.clone())
+            .await?;
+        identity
+            .ok_or_else(|| Error::Broken(format!("the settings of the store at {} are gone", self.prefix)))
     }
 
     async fn counts(&self) -> Result<Counts, Error> {

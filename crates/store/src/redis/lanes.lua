@@ -43,7 +43,6 @@ end
 -- Puts a wanted number of lanes in force if nothing stands in its way: 'done', 'moving' (call again) or 'busy'.
 -- The key of a bucket has the number of lanes in it, so that writers need not wait while the others are sorted.
 local function resize(lanes)
-  layout()
   local new, current, wanted = unpack(settings)
   if new == current then
     if wanted == current then return 'done' end

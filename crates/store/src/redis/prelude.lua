@@ -9,21 +9,26 @@ local function message_key(seq)
   return P .. ':m:' .. seq
 end
 
+local function refuse(text)
+  error({ err = 'ERR postrider: ' .. text })
+end
+
 -- Sets the scene. Nothing may survive from an earlier call: functions of a library keep their variables.
 local function begin(prefix)
-  P, settings, tally = prefix, nil, {}
+  P, tally = prefix, {}
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
+  settings = redis.call('HMGET', key('settings'), 'layout', 'lanes', 'lanes_wanted')
+  -- Going on in a store that was flushed would give out epochs a second time.
+  if not settings[1] then
+    refuse('there is no store at ' .. P .. ': start postrider, or mend the prefix; was Redis flushed?')
+  end
 end
 
 -- Lets a script write although Redis is full: Redis asks only before the first write of a script, and never for DEL.
 -- For whoever makes room: relays and retention must go on while writers are turned away.
 local function even_when_full()
   redis.call('DEL', key('full'))
-end
-
-local function refuse(text)
-  error({ err = 'ERR postrider: ' .. text })
 end
 
 -- A reader of ARGV from `first` on.
@@ -158,9 +163,6 @@ end
 
 -- The number of lanes by which sendable messages are sorted; while it changes, the number that is coming.
 local function layout()
-  if not settings then
-    settings = redis.call('HMGET', key('settings'), 'layout', 'lanes', 'lanes_wanted')
-  end
   return tonumber(settings[1])
 end
 

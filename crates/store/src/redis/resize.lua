@@ -1,5 +1,6 @@
 -- Asks for another number of lanes, and says how far that has come.
 begin(KEYS[1])
 even_when_full()
-redis.call('HSET', key('settings'), 'lanes_wanted', ARGV[1])
+settings[3] = ARGV[1]
+redis.call('HSET', key('settings'), 'lanes_wanted', settings[3])
 return resize(all_lanes())

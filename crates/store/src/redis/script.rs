@@ -119,7 +119,7 @@ impl RedisStore {
         if self.replicas == 0 {
             return Ok((self.read(call).await?, None));
         }
-        let connection = &mut self.connection.clone();
+        let connection = &mut self.writer.clone();
         let replicated = match self.with_wait(connection, &call.command).await {
             Err(error) if forgotten(&error) => self.with_wait(connection, &call.in_full()).await,
             other => other,

@@ -42,9 +42,6 @@ local function send(topic, name, payload, id, headers, kind, content_type, occur
     refuse('a topic has 1 to 249 letters, digits, dots, dashes or underscores')
   end
   if type(payload) ~= 'string' then refuse('the payload must be a text') end
-  if redis.call('EXISTS', key('settings')) == 0 then
-    refuse('there is no store at ' .. P .. ': start postrider once, or mend the prefix')
-  end
   if id == nil or id == '' then
     id = fresh_id()
   else

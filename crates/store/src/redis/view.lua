@@ -5,7 +5,6 @@ local instances = redis.call('HGETALL', key('instances'))
 for place = 1, #instances, 2 do
   names[instances[place]] = string.match(instances[place + 1], '^%d+ (.*)$')
 end
-layout()
 for number = 0, tonumber(settings[2]) - 1 do
   local lane = lanes[number] or lane_from(nil)
   local batch = batch_on(number)
