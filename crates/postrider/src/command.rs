@@ -2,6 +2,7 @@
 
 mod arguments;
 mod backend;
+mod contract;
 mod dead;
 mod failure;
 mod inboxes;
@@ -99,6 +100,7 @@ async fn run_on_store(command: Command, loaded: Loaded, output: &mut Output) -> 
             None => lanes::show(&world::open_desk(config).await?, output).await,
             Some(Lanes::Set { count }) => lanes::set(&world::make_desk(config).await?, count, output).await,
         },
+        Command::Contract => contract::show(config, output).await,
         Command::Migrate { dry_run } => schema::migrate(config, dry_run, output).await,
         Command::Schema { .. } => schema::state(config, output).await,
         Command::Config { .. } | Command::Routes | Command::Completions { .. } => Ok(()),

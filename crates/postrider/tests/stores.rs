@@ -12,6 +12,8 @@ use harness::{Folder, Server};
 /// A database, or a prefix, that nobody has used; gone when it is dropped.
 struct Place {
     url: String,
+    /// What stands under `[store]`.
+    settings: String,
     forget: Box<dyn Fn()>,
 }
 
@@ -32,7 +34,7 @@ fn postgres() -> Place {
     psql(&server, &format!("CREATE DATABASE {name}"));
     let url = format!("{}/{name}", server.rsplit_once('/').expect("the URL names a database").0);
     let forget = move || drop(psql(&server, &format!("DROP DATABASE {name} WITH (FORCE)")));
-    Place { url, forget: Box::new(forget) }
+    Place { settings: format!("url = \"{url}\""), url, forget: Box::new(forget) }
 }
 
 fn mariadb() -> Place {
@@ -41,7 +43,27 @@ fn mariadb() -> Place {
     mariadb_client(&server, "", &format!("CREATE DATABASE {name}"));
     let url = format!("{}/{name}", server.trim_end_matches('/'));
     let forget = move || drop(mariadb_client(&server, "", &format!("DROP DATABASE {name}")));
-    Place { url, forget: Box::new(forget) }
+    Place { settings: format!("url = \"{url}\""), url, forget: Box::new(forget) }
+}
+
+/// A prefix of its own; its name is the place's URL.
+fn redis() -> Place {
+    let server = testkit::servers::url("redis");
+    let prefix = format!("{{{}}}", fresh_name());
+    let settings = format!("url = \"{server}\"\nprefix = \"{prefix}\"");
+    let keys = format!("{prefix}*");
+    let forget = move || {
+        let found = redis_cli(&format!("KEYS {keys}"));
+        for key in found.lines().filter(|key| !key.is_empty()) {
+            redis_cli(&format!("DEL \"{key}\""));
+        }
+    };
+    Place { url: prefix, settings, forget: Box::new(forget) }
+}
+
+/// Runs commands, a line each.
+fn redis_cli(commands: &str) -> String {
+    run("redis-cli", &["-u", &testkit::servers::url("redis")], commands)
 }
 
 /// Runs a program with `input` on its standard input; it must succeed.
@@ -75,11 +97,11 @@ fn mariadb_client(url: &str, database: &str, sql: &str) -> String {
     run("mariadb", &["-h", host, "-P", port, "-u", user, "-N", "-B", database], sql)
 }
 
-/// A server on this store, with a group that logs what it gets.
-fn serve(place: &Place) -> (Folder, Server) {
+/// A server on this store, with a group that logs what it gets, or handles it otherwise.
+fn serve(place: &Place, handler: &str) -> (Folder, Server) {
     let folder = Folder::with(&format!(
-        "[store]\nurl = \"{}\"\n[consumers.ledger]\ntopics = [\"order-events\"]\n",
-        place.url
+        "[store]\n{}\n[consumers.ledger]\ntopics = [\"order-events\"]\n{handler}\n",
+        place.settings
     ));
     let server = folder.serve(&[]);
     (folder, server)
@@ -102,7 +124,7 @@ fn done(server: &Server, count: usize) -> Vec<String> {
 #[test]
 fn what_psql_writes_beside_a_business_row_is_delivered_and_what_it_rolls_back_is_never_seen() {
     let place = postgres();
-    let (_folder, server) = serve(&place);
+    let (_folder, server) = serve(&place, "");
     psql(
         &place.url,
         r#"CREATE TABLE orders (id text PRIMARY KEY);
@@ -126,7 +148,7 @@ fn what_psql_writes_beside_a_business_row_is_delivered_and_what_it_rolls_back_is
 #[test]
 fn what_python_writes_is_delivered_and_what_it_rolls_back_is_never_seen() {
     let place = postgres();
-    let (_folder, server) = serve(&place);
+    let (_folder, server) = serve(&place, "");
     let program = r#"
 import sys, psycopg
 with psycopg.connect(sys.argv[1]) as connection:
@@ -157,7 +179,7 @@ with psycopg.connect(sys.argv[1]) as connection:
 #[test]
 fn what_the_mariadb_client_writes_is_delivered_and_what_it_rolls_back_is_never_seen() {
     let place = mariadb();
-    let (_folder, server) = serve(&place);
+    let (_folder, server) = serve(&place, "");
     let (host, database) = place.url.rsplit_once('/').expect("it names a database");
     mariadb_client(
         host,
@@ -179,4 +201,123 @@ fn what_the_mariadb_client_writes_is_delivered_and_what_it_rolls_back_is_never_s
     assert_eq!(done(&server, 2), ["1", "3"]);
     let status = mariadb_client(host, database, "SELECT `key`, status FROM outbox_status ORDER BY seq");
     assert_eq!(status, "1\tsent\n3\tsent\n");
+}
+
+#[test]
+fn what_redis_cli_writes_beside_a_key_of_its_own_is_delivered_and_what_it_discards_is_never_seen() {
+    let place = redis();
+    let (_folder, server) = serve(&place, "");
+    let prefix = &place.url;
+    let said = redis_cli(&format!(
+        r#"MULTI
+SET "{prefix}:order:1" 10
+FCALL postrider_send 1 {prefix} order-events 1 "{{\"total\": 10}}"
+EXEC
+MULTI
+SET "{prefix}:order:2" 20
+FCALL postrider_send 1 {prefix} order-events 2 "{{\"total\": 20}}"
+DISCARD
+FCALL postrider_send 1 {prefix} order-events 3 "{{\"total\": 30}}"
+EXISTS "{prefix}:order:1"
+EXISTS "{prefix}:order:2"
+"#
+    ));
+    assert!(said.ends_with("1\n0\n"), "{said}");
+    assert_eq!(done(&server, 2), ["1", "3"]);
+}
+
+#[test]
+fn the_documented_calls_work_on_every_store() {
+    for place in [postgres(), mariadb(), redis()] {
+        let (folder, server) = serve(&place, "");
+        let body = r#"{ "topic": "order-events", "message": {"total": 10}, "key": "7" }"#;
+        let (status, answer) = server.post(&format!("{}/api/messages/send", server.producer), body);
+        assert_eq!((status, answer["status"].as_str()), (202, Some("Pending")), "{}", place.settings);
+        let id = answer["messageId"].as_str().expect("an id");
+        let view = server.until(&format!("{}/api/messages/status/{id}", server.producer), |view| {
+            view["status"] == "Sent" && !view["acknowledgements"][0]["acknowledgedAt"].is_null()
+        });
+        assert_eq!(view["payload"]["total"], 10);
+        assert_eq!(done(&server, 1), ["7"]);
+        assert_eq!(server.get(&format!("{}/api/messages/health", server.producer)).0, 200);
+        let status = folder.json(&["status"]);
+        assert_eq!((&status["counts"]["sent"], &status["counts"]["dead"]), (&1.into(), &0.into()));
+    }
+}
+
+#[test]
+fn work_and_mark_are_one_on_every_store() {
+    let script = "redis.call('RPUSH', KEYS_OF_SHOP, message.key)";
+    let cases = [
+        (
+            postgres(),
+            r#"handler = { sql = "INSERT INTO ledger (message_id, total) VALUES (:id, (convert_from(:payload, 'UTF8')::json ->> 'total')::int)" }"#
+                .to_owned(),
+        ),
+        (
+            mariadb(),
+            r#"handler = { sql = "INSERT INTO ledger (message_id, total) VALUES (:id, JSON_EXTRACT(:payload, '$.total'))" }"#
+                .to_owned(),
+        ),
+        (redis(), String::new()),
+    ];
+    for (place, handler) in cases {
+        let handler = match handler.is_empty() {
+            true => {
+                let list = format!("'{}:ledger'", place.url);
+                format!("handler = {{ script = \"{}\" }}", script.replace("KEYS_OF_SHOP", &list))
+            }
+            false => handler,
+        };
+        let (_folder, server) = serve(&place, &handler);
+        let send = |key: &str| {
+            let body =
+                format!(r#"{{ "topic": "order-events", "message": {{"total": 10}}, "key": "{key}" }}"#);
+            assert_eq!(server.post(&format!("{}/api/messages/send", server.producer), &body).0, 202);
+        };
+        send("early");
+        // A table that is not there yet stops nobody's message: it waits.
+        make_ledger(&place);
+        send("late");
+        assert_eq!(done(&server, 2), ["early", "late"], "{}", place.settings);
+        assert_eq!(ledger(&place), 2);
+    }
+}
+
+fn make_ledger(place: &Place) {
+    let table = "CREATE TABLE ledger (message_id varchar(40) PRIMARY KEY, total int)";
+    match place.url.split("://").next() {
+        Some("postgres") => drop(psql(&place.url, table)),
+        Some("mysql") => {
+            let (host, database) = place.url.rsplit_once('/').expect("it names a database");
+            mariadb_client(host, database, table);
+        }
+        _ => {}
+    }
+}
+
+fn ledger(place: &Place) -> usize {
+    let count = "SELECT count(*) FROM ledger";
+    let said = match place.url.split("://").next() {
+        Some("postgres") => psql(&place.url, count),
+        Some("mysql") => {
+            let (host, database) = place.url.rsplit_once('/').expect("it names a database");
+            mariadb_client(host, database, count)
+        }
+        _ => redis_cli(&format!("LLEN \"{}:ledger\"", place.url)),
+    };
+    said.trim().parse().expect("a number")
+}
+
+#[test]
+fn a_password_is_never_shown() {
+    for url in
+        ["postgres://ann:hush@127.0.0.1:1/x", "mysql://ann:hush@127.0.0.1:1/x", "redis://:hush@127.0.0.1:1"]
+    {
+        let folder = Folder::with(&format!("[store]\nurl = \"{url}\"\n"));
+        for command in [&["status"][..], &["config", "show"], &["migrate"], &["serve"]] {
+            let run = folder.run(command);
+            assert!(!format!("{run:?}").contains("hush"), "{run:?}");
+        }
+    }
 }

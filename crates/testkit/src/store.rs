@@ -38,11 +38,14 @@ pub trait Fixture: Send + Sync + 'static {
     fn impossible_work(&self) -> Work;
 }
 
+/// A fixture that is being made.
+type Arriving = Pin<Box<dyn Future<Output = Arc<dyn Fixture>> + Send>>;
+
 /// Where a case takes place: a fresh store, perhaps with a saboteur in front of it.
 #[derive(Clone)]
 pub struct World {
     fixture: Arc<dyn Fixture>,
-    another: fn() -> Pin<Box<dyn Future<Output = Arc<dyn Fixture>> + Send>>,
+    another: fn() -> Arriving,
     sabotage: Option<(Sabotage, Arc<Memory>)>,
 }
 

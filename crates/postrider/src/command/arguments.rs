@@ -93,6 +93,8 @@ pub(super) enum Command {
     },
     /// Show which topics go where, and who listens
     Routes,
+    /// Show what is promised for each route and group, by what, and what can still happen
+    Contract,
     /// Print completions for a shell
     Completions {
         /// Which shell

@@ -29,11 +29,30 @@ pub(super) struct Opened {
     pub(super) promises: Vec<String>,
 }
 
+const SQLITE: [&str; 2] = [
+    "A message is written in the transaction of the application, if both use this file, and is on disk before it is answered.",
+    "The file is on one machine: who loses its disk loses what was not yet sent.",
+];
+
+#[cfg(feature = "postgres")]
+const POSTGRES: [&str; 2] = [
+    "A message is written in the transaction of the application, and is as durable as that.",
+    "A failover to a replica that replicates asynchronously loses the last commits of application and outbox alike; \
+     what was sent before cannot be called back.",
+];
+
+#[cfg(feature = "mysql")]
+const MYSQL: [&str; 2] = [
+    "A message is written in the transaction of the application, and is as durable as that (innodb_flush_log_at_trx_commit = 1).",
+    "A failover to a replica that replicates asynchronously loses the last commits of application and outbox alike; \
+     what was sent before cannot be called back.",
+];
+
 /// Opens the configured store, making or upgrading its schema if need be.
 pub(super) async fn open(config: &Config) -> Result<Opened, Failure> {
     let settings = &config.store;
     let opened: Result<Opened, store::Error> = match &settings.place {
-        Place::Sqlite(path) => store::sqlite::SqliteStore::open(path).map(plain),
+        Place::Sqlite(path) => store::sqlite::SqliteStore::open(path).map(|store| with(store, &SQLITE)),
         #[cfg(feature = "postgres")]
         Place::Postgres => {
             let config = store::postgres::Config {
@@ -42,7 +61,7 @@ pub(super) async fn open(config: &Config) -> Result<Opened, Failure> {
                 pool: settings.connections,
                 ..store::postgres::Config::new(&settings.url)
             };
-            store::postgres::PostgresStore::connect(config).await.map(plain)
+            store::postgres::PostgresStore::connect(config).await.map(|store| with(store, &POSTGRES))
         }
         #[cfg(feature = "mysql")]
         Place::Mysql => {
@@ -51,7 +70,7 @@ pub(super) async fn open(config: &Config) -> Result<Opened, Failure> {
                 pool: settings.connections,
                 ..store::mysql::Config::new(&settings.url)
             };
-            store::mysql::MysqlStore::connect(config).await.map(plain)
+            store::mysql::MysqlStore::connect(config).await.map(|store| with(store, &MYSQL))
         }
         #[cfg(feature = "redis")]
         Place::Redis => {
@@ -67,8 +86,8 @@ pub(super) async fn open(config: &Config) -> Result<Opened, Failure> {
     })
 }
 
-fn plain(store: impl Store + 'static) -> Opened {
-    Opened { store: Arc::new(store), promises: Vec::new() }
+fn with(store: impl Store + 'static, promises: &[&str]) -> Opened {
+    Opened { store: Arc::new(store), promises: promises.iter().map(|&promise| promise.to_owned()).collect() }
 }
 
 /// The store on Redis as configured.

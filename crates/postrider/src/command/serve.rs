@@ -43,8 +43,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
 
     let producer = listen(runs(Part::Producer), config.producer.listen, "producer").await?;
     let consumer = listen(runs(Part::Consumer), config.consumer.listen, "consumer").await?;
-    let opened = backend::open(&config).await?;
-    let store = opened.store;
+    let store = backend::open(&config).await?.store;
     let inboxes = inboxes::open(&config, &store).await?;
     let brokers = match runs(Part::Relay) || runs(Part::Consumer) {
         true => parts::brokers(&config)?,
@@ -67,7 +66,6 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
         consumer: address(consumer.as_ref()),
         relay: runs(Part::Relay),
         config: &config,
-        promises: &opened.promises,
     };
     banner::print(&running, output)?;
 

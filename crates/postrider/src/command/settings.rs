@@ -68,7 +68,7 @@ pub(super) fn routes(config: &Config, output: &mut Output) -> Result<(), Failure
                     Cell::new(consumer.topics.join(" ")),
                     Cell::new(&consumer.broker),
                     Cell::new(consumer.handler.kind()),
-                    Cell::new("sql"),
+                    Cell::new(consumer.dedup.word()),
                     Cell::new(config::duration_text(consumer.keep_ids)),
                 ]
             }),

@@ -250,9 +250,10 @@ impl Checker<'_> {
         for topic in &consumer.topics {
             let Some((route_name, route)) = self.config.route_of(topic) else { continue };
             if route.semantics == Semantics::EffectivelyOnce {
+                let instead = if on_redis { "" } else { "use \"hybrid\", or " };
                 self.warn(&setting, format!(
                     "routes.{route_name} promises effectively-once, and Redis may forget an id when it fails over or loses its \
-                     last second: use \"hybrid\", or promise at-least-once"
+                     last second: {instead}promise at-least-once"
                 ));
             }
         }

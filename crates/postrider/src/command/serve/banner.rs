@@ -14,8 +14,6 @@ pub(super) struct Running<'a> {
     pub(super) consumer: Option<SocketAddr>,
     pub(super) relay: bool,
     pub(super) config: &'a Config,
-    /// What the store can and cannot promise.
-    pub(super) promises: &'a [String],
 }
 
 /// Says what runs where. A script gets one line of JSON, with the ports that were chosen.
@@ -28,7 +26,6 @@ pub(super) fn print(running: &Running<'_>, output: &mut Output) -> Result<(), Fa
             "consumer": running.consumer.as_ref().map(url),
             "relay": running.relay,
             "store": redacted(&config.store.url),
-            "promises": running.promises,
             "pid": std::process::id(),
         });
         output.line(line.to_string())?;
@@ -53,9 +50,7 @@ pub(super) fn print(running: &Running<'_>, output: &mut Output) -> Result<(), Fa
         output.line(format!("  consumer  {}   {groups}", url(address)))?;
     }
     output.line(format!("  store     {}", redacted(&config.store.url)))?;
-    for promise in running.promises {
-        output.line(format!("            {promise}"))?;
-    }
+    output.line("            `postrider contract` says what is promised and what is not")?;
     if let Some(address) = &running.producer {
         let topic = config
             .consumers
