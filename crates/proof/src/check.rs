@@ -1,14 +1,16 @@
-//! The checker: what was committed against what was done. It reads the databases and nothing else.
+//! The checker: what was committed against what was done. It reads databases and trails and nothing else.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::path::Path;
 
 use anyhow::{Result, ensure};
 use rusqlite::Connection;
 
-use crate::worker::{GROUP, broker_path, store_path};
+use crate::ground::{Ground, broker_path};
+use crate::shop::Order;
+use crate::trail::audit;
 
-/// What the checker found. Everything up to `broker_copies` must be nothing.
+/// What the checker found. Everything between `committed` and `copies` must be nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Orders that were committed.
@@ -19,14 +21,20 @@ pub struct Report {
     pub phantom: u64,
     /// The handler did the work of one order more than once.
     pub doubled: u64,
-    /// Works of a key done before an earlier one of it.
+    /// Works of a customer done before an earlier one.
     pub disordered: u64,
     /// Messages that are not Sent.
     pub unsent: u64,
     /// Messages that nobody acknowledged.
     pub unacknowledged: u64,
+    /// Settlements that the store took from a relay whose lane had gone to another.
+    pub stale: u64,
+    /// Messages that more than one settlement made Sent.
+    pub resettled: u64,
     /// Copies in the broker's log beyond the first: allowed after a crash, and recognised by the inbox.
-    pub broker_copies: u64,
+    pub copies: u64,
+    /// Settlements that the store refused because they came too late.
+    pub fenced: u64,
 }
 
 impl Report {
@@ -35,20 +43,22 @@ impl Report {
     /// # Errors
     /// The report, when one was not.
     pub fn verdict(&self) -> Result<()> {
-        let clean = Self { committed: self.committed, broker_copies: self.broker_copies, ..Self::default() };
-        ensure!(*self == clean && self.committed > 0, "a promise was broken: {self}");
+        let Self { committed, copies, fenced, .. } = *self;
+        let clean = Self { committed, copies, fenced, ..Self::default() };
+        ensure!(*self == clean && committed > 0, "a promise was broken: {self}");
         Ok(())
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { committed, lost, phantom, doubled, disordered, unsent, unacknowledged, broker_copies } =
-            self;
+        let Self { committed, lost, phantom, doubled, disordered, unsent, unacknowledged, .. } = self;
+        let Self { stale, resettled, copies, fenced, .. } = self;
         write!(
             f,
             "committed {committed}, lost {lost}, phantom {phantom}, doubled {doubled}, disordered {disordered}, \
-             unsent {unsent}, unacknowledged {unacknowledged}, copies in the broker {broker_copies}"
+             unsent {unsent}, unacknowledged {unacknowledged}, stale settles {stale}, settled twice {resettled}, \
+             copies in the broker {copies}, settles fenced {fenced}"
         )
     }
 }
@@ -56,33 +66,39 @@ impl fmt::Display for Report {
 /// Compares.
 ///
 /// # Errors
-/// When a database cannot be read or is damaged.
-pub fn check(data: &Path) -> Result<Report> {
-    let store = Connection::open(store_path(data))?;
-    let broker = Connection::open(broker_path(data))?;
-    for connection in [&store, &broker] {
-        let integrity: String = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
-        ensure!(integrity == "ok", "a database is damaged: {integrity}");
-    }
-    let count = |sql: &str| store.query_row(sql, [], |row| row.get::<_, u64>(0));
+/// When a database or a trail cannot be read or is damaged.
+pub async fn check(ground: &Ground) -> Result<Report> {
+    let (shop, folder) = (ground.shop(), ground.folder());
+    let outbox = shop.outbox().await?;
+    let audit = audit(folder)?;
+    let broker = Connection::open(broker_path(folder))?;
+    let integrity: String = broker.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
+    ensure!(integrity == "ok", "the broker's log is damaged: {integrity}");
+    let stored: u64 = broker.query_row("SELECT sum(next) FROM broker_partitions", [], |row| row.get(0))?;
     Ok(Report {
-        committed: count("SELECT count(*) FROM orders")?,
-        lost: count("SELECT count(*) FROM (SELECT key, n FROM orders EXCEPT SELECT key, n FROM effects)")?,
-        phantom: count("SELECT count(*) FROM (SELECT key, n FROM effects EXCEPT SELECT key, n FROM orders)")?,
-        doubled: count("SELECT count(*) - count(DISTINCT key || '/' || n) FROM effects")?,
-        disordered: count(
-            "SELECT count(*) FROM (SELECT n, lag(n) OVER (PARTITION BY key ORDER BY position) AS before FROM effects)
-             WHERE n <= before",
-        )?,
-        unsent: count("SELECT count(*) FROM outbox_events WHERE status <> 'sent'")?,
-        unacknowledged: store.query_row(
-            "SELECT count(*) FROM outbox_events e
-             WHERE NOT EXISTS (SELECT 1 FROM acknowledgements a WHERE a.seq = e.seq AND a.grp = ?1)",
-            [GROUP],
-            |row| row.get(0),
-        )?,
-        broker_copies: broker
-            .query_row("SELECT sum(next) FROM broker_partitions", [], |row| row.get::<_, u64>(0))?
-            .saturating_sub(count("SELECT count(*) FROM outbox_events")?),
+        unsent: outbox.unsent,
+        unacknowledged: outbox.unacknowledged,
+        stale: audit.stale,
+        resettled: audit.twice,
+        copies: stored.saturating_sub(outbox.messages),
+        fenced: audit.fenced,
+        ..compare(&shop.orders().await?, &shop.effects().await?)
     })
+}
+
+fn compare(orders: &[Order], effects: &[Order]) -> Report {
+    let committed: HashSet<&Order> = orders.iter().collect();
+    let done: HashSet<&Order> = effects.iter().collect();
+    let mut last: HashMap<&str, u64> = HashMap::new();
+    let disordered = effects
+        .iter()
+        .filter(|effect| last.insert(&effect.customer, effect.n).is_some_and(|before| effect.n <= before));
+    Report {
+        committed: orders.len() as u64,
+        disordered: disordered.count() as u64,
+        lost: committed.difference(&done).count() as u64,
+        phantom: done.difference(&committed).count() as u64,
+        doubled: (effects.len() - done.len()) as u64,
+        ..Report::default()
+    }
 }

@@ -1,102 +1,114 @@
-//! The process that is killed: an application with its relay and its consumer.
+//! The process that things happen to: an application with its relay and its consumer, or some of them.
 //!
-//! The application writes an order and its message in one transaction of its own, on a connection of its own,
-//! and rolls some back. Everything it knows it reads from the database when it starts, as a service would.
+//! It works until its standard input is closed, so none is left behind by a nemesis that is gone. Everything it knows it
+//! reads from the database when it starts, as a service would.
 
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use broker::embedded;
-use inbox::{Acknowledge, Consumer, Group, Handler};
-use message::{Message, RetryPolicy};
+use inbox::{Acknowledge, Consumer, Group};
+use message::RetryPolicy;
 use rand::Rng;
 use relay::{Relay, Route, Settings};
-use rusqlite::{Connection, TransactionBehavior};
-use store::sqlite::SqliteStore;
-use store::{InboxRules, Store};
+use store::InboxRules;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::ground::broker_path;
+use crate::shop::{Address, Hold, Sale, Shop, TOPIC, customer};
+use crate::trail::Witness;
+use crate::unsteady::Unsteady;
 
 /// The consumer group of the proof.
 pub const GROUP: &str = "proof";
 
-/// The topic of the proof.
-pub const TOPIC: &str = "orders";
-
-/// What the handler does: an effect that nothing keeps from happening twice but the inbox.
-const HANDLER: &str = "INSERT INTO effects (message_id, key, n)
-                       VALUES (:id, :key, json_extract(:payload, '$.n'))";
+/// Orders in a transaction at most.
+const SALE: u64 = 20;
 
 /// What a worker does.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Work {
-    /// The folder of the databases.
+    /// The folder of the broker and the trails.
     #[arg(long)]
-    pub data: PathBuf,
-    /// Orders to commit in all.
-    #[arg(long, default_value_t = 100_000)]
-    pub messages: u64,
-    /// Keys to spread them over.
-    #[arg(long, default_value_t = 1_000)]
-    pub keys: u64,
-    /// The lease of lanes and partitions: how long a dead process is waited for.
-    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
-    pub lease: Duration,
+    pub folder: PathBuf,
+    /// The database, the prefix of all keys, or the file.
+    #[arg(long)]
+    pub name: String,
     /// The parts to run.
     #[arg(long, value_delimiter = ',', default_value = "producer,relay,consumer")]
     pub only: Vec<String>,
+    /// Orders that there shall be in all.
+    #[arg(long, default_value_t = u64::MAX)]
+    pub messages: u64,
+    /// Customers to spread them over.
+    #[arg(long, default_value_t = 1_000)]
+    pub keys: u64,
+    /// Writers side by side.
+    #[arg(long, default_value_t = 1)]
+    pub writers: u32,
+    /// The longest time that a transaction stays open.
+    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration)]
+    pub open: Duration,
+    /// Transactions that each writer makes in a second at most.
+    #[arg(long)]
+    pub pace: Option<u32>,
+    /// Make one sale, and be stopped between its last statement and its commit.
+    #[arg(long)]
+    pub stall: bool,
+    /// The lease of lanes and partitions: how long a dead process is waited for.
+    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    pub lease: Duration,
+    /// The longest time that the broker takes.
+    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration)]
+    pub delay: Duration,
+    /// The share of messages that the broker turns away, again and again.
+    #[arg(long, default_value_t = 0.0)]
+    pub failing: f64,
     /// Crash at the n-th time that this point is reached: `relay::published=3`.
     #[arg(long)]
     pub crash: Option<String>,
 }
 
-/// The outbox, the business tables and the inbox.
-pub fn store_path(data: &Path) -> PathBuf {
-    data.join("shop.db")
+/// How messages that the broker turned away are tried again: soon, and for as long as it takes.
+pub(crate) fn retry() -> RetryPolicy {
+    RetryPolicy { first: Duration::from_millis(200), max_attempts: 1_000, ..RetryPolicy::default() }
 }
 
-/// The broker's log.
-pub fn broker_path(data: &Path) -> PathBuf {
-    data.join("broker.db")
-}
-
-/// Works until everything that was to be committed is committed, sent, done and acknowledged.
-pub async fn run(work: Work) -> Result<()> {
-    let crash = work.crash.as_deref().map(arm).transpose()?;
+/// Works on the server at `store` until the standard input is closed.
+///
+/// # Errors
+/// When a part of it cannot work.
+pub async fn run(work: Work, store: String) -> Result<()> {
+    if let Some(crash) = &work.crash {
+        arm(crash)?;
+    }
     let runs = |part: &str| work.only.iter().any(|only| only == part);
-    let store = Arc::new(SqliteStore::open(store_path(&work.data))?);
-    prepare(&work.data)?;
+    let shop = Address { store, name: work.name.clone() }.open().await?;
     let broker = embedded::Broker::open(embedded::Config {
         lease: work.lease,
-        ..embedded::Config::new(broker_path(&work.data))
+        ..embedded::Config::new(broker_path(&work.folder))
     })?;
-
-    let relay = runs("relay").then(|| {
-        let settings = Settings {
-            lease: work.lease,
-            groups: Arc::new(|_| vec![GROUP.to_owned()]),
-            ..Settings::default()
-        };
-        Relay::start(store.clone(), vec![Route::new("main", &["*"], Arc::new(broker.clone()))], settings)
-    });
+    let relay = runs("relay").then(|| relay(&work, &*shop, &broker)).transpose()?;
     let consumer = runs("consumer").then(|| {
-        let rules =
-            InboxRules { retry: RetryPolicy::default(), ordered: true, hold_dead: true, acknowledge: true };
-        let group = Group::new(GROUP, store.clone(), Handler::Sql(HANDLER.to_owned()), rules)
+        let group = Group::new(GROUP, shop.store(), shop.handler(), InboxRules::default())
             .acknowledge(Acknowledge::InStore);
         Consumer::new(Arc::new(group), Arc::new(broker.clone()), vec![TOPIC.to_owned()]).start()
     });
-    let producer = runs("producer").then(|| {
-        let (work, store) = (work.clone(), store.clone());
-        std::thread::spawn(move || produce(&work, &store))
-    });
 
-    while !finished(&work, &*store).await? {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    let closed = Arc::new(AtomicBool::new(false));
+    let (fail, mut failed) = mpsc::channel(1);
+    let writers = if runs("producer") { writers(&work, &shop, &closed, &fail).await? } else { Vec::new() };
+    tokio::select! {
+        () = standard_input_closed() => {}
+        Some(error) = failed.recv() => return Err(error),
     }
-    if let Some(producer) = producer {
-        producer.join().map_err(|_| anyhow::anyhow!("the producer panicked"))??;
+    closed.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
     }
     if let Some(consumer) = consumer {
         consumer.drain().await;
@@ -104,74 +116,124 @@ pub async fn run(work: Work) -> Result<()> {
     if let Some(relay) = relay {
         relay.drain().await;
     }
-    // A crash that was asked for and never came is a proof of nothing.
-    if let Some((point, left)) = crash {
-        anyhow::ensure!(left.load(Ordering::Relaxed) == 0, "the point {point} was not reached often enough");
-    }
-    Ok(())
+    failed.try_recv().map_or(Ok(()), Err)
+}
+
+async fn standard_input_closed() {
+    let (closed, wait) = oneshot::channel();
+    // A thread of its own: the runtime would wait for a read that never ends.
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let _ = closed.send(());
+    });
+    let _ = wait.await;
 }
 
 /// Makes the process abort, without unwinding or flushing anything, at a named point.
-fn arm(crash: &str) -> Result<(String, Arc<AtomicU64>)> {
+fn arm(crash: &str) -> Result<()> {
     let (point, times) = crash.split_once('=').context("--crash wants POINT=TIMES")?;
-    let left = Arc::new(AtomicU64::new(times.parse()?));
-    let counting = left.clone();
+    let left = AtomicI64::new(times.parse()?);
     fail::cfg_callback(point, move || {
-        if counting.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if left.fetch_sub(1, Ordering::Relaxed) == 1 {
             std::process::abort();
         }
     })
-    .map_err(anyhow::Error::msg)?;
-    Ok((point.to_owned(), left))
+    .map_err(anyhow::Error::msg)
 }
 
-fn connect(data: &Path) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(store_path(data))?;
-    connection.busy_timeout(Duration::from_secs(30))?;
-    connection.pragma_update(None, "synchronous", "full")?;
-    Ok(connection)
+fn relay(work: &Work, shop: &dyn Shop, broker: &embedded::Broker) -> Result<relay::Running> {
+    let settings =
+        Settings { lease: work.lease, groups: Arc::new(|_| vec![GROUP.to_owned()]), ..Settings::default() };
+    let broker = Unsteady { broker: Arc::new(broker.clone()), delay: work.delay, failing: work.failing };
+    let route = Route { retry: retry(), ..Route::new("main", &["*"], Arc::new(broker)) };
+    let witness = Witness::new(shop.store(), &work.folder)?;
+    Ok(Relay::start(Arc::new(witness), vec![route], settings))
 }
 
-fn prepare(data: &Path) -> rusqlite::Result<()> {
-    connect(data)?.execute_batch(
-        "CREATE TABLE IF NOT EXISTS orders (key TEXT, n INTEGER, PRIMARY KEY (key, n)) STRICT, WITHOUT ROWID;
-         CREATE TABLE IF NOT EXISTS effects (
-             position INTEGER PRIMARY KEY AUTOINCREMENT, message_id TEXT, key TEXT, n INTEGER) STRICT;",
-    )
+/// Starts the writers, each on a thread of its own: some drivers block.
+async fn writers(
+    work: &Work,
+    shop: &Arc<dyn Shop>,
+    closed: &Arc<AtomicBool>,
+    fail: &mpsc::Sender<anyhow::Error>,
+) -> Result<Vec<std::thread::JoinHandle<()>>> {
+    let committed = shop.orders().await?.len() as u64;
+    let left = Arc::new(Left(AtomicI64::new(
+        i64::try_from(work.messages.saturating_sub(committed)).unwrap_or(i64::MAX),
+    )));
+    let start = |_| {
+        let writer =
+            Writer { work: work.clone(), shop: shop.clone(), left: left.clone(), closed: closed.clone() };
+        let fail = fail.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let done =
+                runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(writer.run()));
+            if let Err(error) = done {
+                let _ = fail.blocking_send(error.context("a writer failed"));
+            }
+        })
+    };
+    Ok((0..work.writers).map(start).collect())
 }
 
-/// Commits orders with their messages, up to twenty in a transaction, and rolls every tenth transaction back.
-fn produce(work: &Work, store: &SqliteStore) -> Result<()> {
-    let mut connection = connect(&work.data)?;
-    let mut random = rand::rng();
-    let mut committed: u64 = connection.query_row("SELECT count(*) FROM orders", [], |row| row.get(0))?;
-    while committed < work.messages {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let size = random.random_range(1..=20).min(work.messages - committed);
-        for _ in 0..size {
-            let key = format!("customer-{}", random.random_range(0..work.keys));
-            let n: u64 = transaction
-                .prepare_cached("SELECT coalesce(max(n), 0) + 1 FROM orders WHERE key = ?1")?
-                .query_row([&key], |row| row.get(0))?;
-            transaction.prepare_cached("INSERT INTO orders VALUES (?1, ?2)")?.execute((&key, n))?;
-            let payload = serde_json::json!({ "n": n, "note": "x".repeat(random.random_range(0..300)) });
-            store::sqlite::append(
-                &transaction,
-                &Message::json(TOPIC, &payload)?.key(key).kind("OrderPlaced"),
-            )?;
+/// Orders that are still to be written, by all writers of a process together.
+struct Left(AtomicI64);
+
+impl Left {
+    /// Takes up to `most` of them.
+    fn take(&self, most: u64) -> u64 {
+        let most = most.cast_signed();
+        let before = self.0.fetch_sub(most, Ordering::Relaxed);
+        let taken = before.clamp(0, most);
+        self.0.fetch_add(most - taken, Ordering::Relaxed);
+        taken.unsigned_abs()
+    }
+
+    fn give_back(&self, orders: u64) {
+        self.0.fetch_add(orders.cast_signed(), Ordering::Relaxed);
+    }
+}
+
+struct Writer {
+    work: Work,
+    shop: Arc<dyn Shop>,
+    left: Arc<Left>,
+    closed: Arc<AtomicBool>,
+}
+
+impl Writer {
+    /// Commits orders with their messages, a few in a transaction, and rolls every tenth transaction back.
+    async fn run(self) -> Result<()> {
+        let mut till = self.shop.till().await?;
+        if self.work.stall {
+            let sale = Sale { hold: Hold::Stopped, commit: true, ..self.sale(SALE) };
+            till.sell(&sale).await?;
+            return Ok(());
         }
-        if random.random_range(0..10) == 0 {
-            transaction.rollback()?;
-        } else {
-            transaction.commit()?;
-            committed += size;
-            store.ring();
+        let pace = self.work.pace.map(|pace| Duration::from_secs(1) / pace);
+        while !self.closed.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            let size = self.left.take(rand::rng().random_range(1..=SALE));
+            if size == 0 {
+                return Ok(());
+            }
+            let sold = till.sell(&self.sale(size)).await?;
+            self.left.give_back(size - sold);
+            self.shop.ring();
+            if let Some(pause) = pace.and_then(|pace| pace.checked_sub(began.elapsed())) {
+                tokio::time::sleep(pause).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn sale(&self, size: u64) -> Sale {
+        let mut random = rand::rng();
+        Sale {
+            customers: (0..size).map(|_| customer(random.random_range(0..self.work.keys))).collect(),
+            hold: Hold::For(random.random_range(Duration::ZERO..=self.work.open)),
+            commit: random.random_range(0..10) > 0,
         }
     }
-    Ok(())
-}
-
-async fn finished(work: &Work, store: &dyn Store) -> Result<bool> {
-    let counts = store.counts().await?;
-    Ok(counts.sent == work.messages && counts.acknowledged_total >= work.messages)
 }
