@@ -4,18 +4,32 @@
 //! itself, as it does on SQLite; steps are statements over whole batches, and their number does not grow with the
 //! messages. All time is the server's, in UTC.
 
+mod acknowledge;
+mod amend;
+mod append;
+mod candidate;
+mod claim;
 mod error;
+mod hold;
+mod inbox;
+mod inspect;
+mod lane;
+mod lanes;
 mod migrate;
+mod retain;
 mod row;
 mod server;
 mod session;
+mod settle;
+mod tally;
 mod wake;
 
 use std::fmt;
 use std::sync::Arc;
 
-use mysql_async::{Opts, Pool};
+use mysql_async::{Conn, Opts, Pool};
 
+pub use append::append;
 pub use migrate::{MIGRATIONS, Migration, migrate, pending, schema};
 
 use crate::{Error, Sent};
@@ -61,6 +75,14 @@ pub struct MysqlStore {
     /// Rows that are deleted count themselves out.
     trigger: bool,
     bell: Arc<tokio::sync::Notify>,
+    /// The heartbeat's own connection: it must not wait for one of the pool.
+    heart: Arc<tokio::sync::Mutex<Option<Conn>>>,
+    /// How large messages have been.
+    weight: Arc<claim::Weight>,
+    /// The last count of a long backlog.
+    counted: Arc<inspect::Counted>,
+    /// How far retention has looked.
+    cleaned: Arc<retain::Cleaned>,
 }
 
 impl fmt::Debug for MysqlStore {
@@ -87,11 +109,15 @@ impl MysqlStore {
         let trigger = migrate::has_trigger(&mut connection).await?;
         connection.disconnect().await?;
         Ok(Self {
-            pool: session::pool(options.clone()),
+            pool: Pool::new(options.clone()),
             options,
             sent: config.sent,
             trigger,
             bell: Arc::default(),
+            heart: Arc::default(),
+            weight: Arc::default(),
+            counted: Arc::default(),
+            cleaned: Arc::default(),
         })
     }
 }

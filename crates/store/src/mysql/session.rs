@@ -6,9 +6,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use mysql_async::{
-    Conn, IsolationLevel, Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts, Transaction, TxOpts,
-};
+use mysql_async::{Conn, IsolationLevel, Opts, OptsBuilder, PoolConstraints, PoolOpts, Transaction, TxOpts};
 use rand::Rng;
 
 use super::MysqlStore;
@@ -16,7 +14,7 @@ use super::error::Trouble;
 use crate::Error;
 
 /// A transaction of ours on a connection of the pool. Dropped, it is rolled back before the connection is used again.
-pub(super) type Tx = Transaction<'static>;
+pub(super) type Tx<'c> = Transaction<'c>;
 
 /// How often a transaction is run again that a deadlock, say, has rolled back.
 const RETRIES: u32 = 5;
@@ -95,7 +93,7 @@ impl MysqlStore {
         }
     }
 
-    pub(super) async fn begin(&self) -> Result<Tx, Trouble> {
+    pub(super) async fn begin(&self) -> Result<Tx<'static>, Trouble> {
         match tokio::time::timeout(PATIENCE, self.pool.start_transaction(committed())).await {
             Ok(transaction) => Ok(transaction?),
             Err(_) => Err(Trouble::Final(silent())),
@@ -128,11 +126,6 @@ impl MysqlStore {
         });
         task.await.unwrap_or_else(|panic| Err(Error::Broken(format!("a task of the store ended: {panic}"))))
     }
-}
-
-/// The pool behind a store.
-pub(super) fn pool(options: Opts) -> Pool {
-    Pool::new(options)
 }
 
 #[cfg(test)]

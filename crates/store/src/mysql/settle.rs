@@ -1,0 +1,311 @@
+//! Writing what became of batches: the verdicts of a turn are gathered, and each kind is one statement.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use message::{Event, Next, State, step};
+use mysql_async::prelude::Queryable;
+use mysql_async::{Row, Value};
+use serde_json::{Value as Json, json};
+
+use super::error::Trouble;
+use super::hold::{Holds, Written};
+use super::lane::{self, Place, Standing};
+use super::row::{Read, at, at_text, list};
+use super::session::Tx;
+use crate::column::{HISTORY, between, clip, groups_json, millis, word};
+use crate::tally::{Tally, Wait};
+use crate::{BatchId, Error, Sent, Settlement, Verdict};
+
+/// What the table says of a message before it is settled.
+#[derive(Debug)]
+pub(super) struct Before {
+    pub(super) topic: String,
+    pub(super) key: Option<String>,
+    pub(super) slot: u16,
+    pub(super) state: State,
+    written_at: i64,
+    ack_groups: Option<Vec<String>>,
+}
+
+impl Before {
+    /// What the transition function makes of the message, counted.
+    pub(super) fn step(&self, event: Event, tally: &mut Tally) -> Result<State, Error> {
+        let Next::State(after) = step(self.state, event)? else {
+            return Err(Error::Broken(format!("a message that is {} cannot vanish", event.name())));
+        };
+        tally.moved(self.state.rest, after.status);
+        Ok(after)
+    }
+}
+
+/// Reads messages in flight. Somebody may have deleted one by hand: it is missing then, and the others go on.
+pub(super) async fn befores(tx: &mut Tx<'_>, seqs: &[i64]) -> Result<HashMap<i64, Before>, Trouble> {
+    let mut befores = HashMap::with_capacity(seqs.len());
+    if seqs.is_empty() {
+        return Ok(befores);
+    }
+    let sql = format!(
+        "SELECT seq, topic, `key`, slot, written_at, ack_groups, status, attempts, crashes, delivery_epoch
+         FROM outbox_events FORCE INDEX (PRIMARY) WHERE seq IN ({})",
+        list(seqs)
+    );
+    for mut row in tx.query::<Row, _>(sql).await? {
+        let before = Before {
+            topic: row.text(1)?,
+            key: row.optional_text(2)?,
+            slot: row.small(3)?,
+            written_at: row.millis(4)?,
+            ack_groups: row.groups(5)?,
+            state: row.state(6, true)?,
+        };
+        befores.insert(row.number(0)?, before);
+    }
+    Ok(befores)
+}
+
+/// What a turn writes of the messages that it settles, by kind.
+#[derive(Default)]
+struct Rows {
+    /// With those who must acknowledge them.
+    sent: Vec<(i64, String)>,
+    asked: Vec<(i64, Vec<String>)>,
+    /// Failed or Dead.
+    troubled: Vec<Json>,
+    released: Vec<Json>,
+    history: Vec<Json>,
+    tried: BTreeSet<i64>,
+}
+
+/// The settlements of one turn.
+pub(super) struct Settler<'a> {
+    now: i64,
+    keep: bool,
+    holds: Holds,
+    rows: Rows,
+    tally: &'a mut Tally,
+}
+
+/// Settles what may be settled. Answers the batches that came too late, and what became of holds.
+pub(super) async fn settle(
+    tx: &mut Tx<'_>,
+    place: &Place,
+    standings: &mut HashMap<u16, Standing>,
+    settlements: &[Settlement],
+    sent: Sent,
+    tally: &mut Tally,
+) -> Result<(Vec<BatchId>, Written), Trouble> {
+    let mut fenced = Vec::new();
+    let mut lanes = BTreeSet::new();
+    let mut verdicts: Vec<(i64, &Verdict)> = Vec::new();
+    for settlement in settlements {
+        let standing = standings.get_mut(&settlement.lease.lane);
+        match standing.and_then(|standing| standing.close(&settlement.batch.to_string(), &settlement.lease)) {
+            None => fenced.push(settlement.batch),
+            Some(open) => {
+                if !open.seqs.iter().eq(settlement.verdicts.iter().map(|(seq, _)| seq)) {
+                    return Err(Trouble::Final(Error::Refused(format!(
+                        "batch {} has {} messages and the settlement does not name exactly these",
+                        settlement.batch,
+                        open.seqs.len()
+                    ))));
+                }
+                lanes.insert(settlement.lease.lane);
+                verdicts.extend(settlement.verdicts.iter().map(|(seq, verdict)| (*seq, verdict)));
+            }
+        }
+    }
+    lane::close(tx, &lanes).await?;
+    verdicts.retain(|(_, verdict)| !matches!(verdict, Verdict::Released { error: None }));
+    let seqs: Vec<i64> = verdicts.iter().map(|(seq, _)| *seq).collect();
+    let befores = befores(tx, &seqs).await?;
+    let keep = sent != Sent::Delete;
+    let mut settler = Settler { now: place.now, keep, holds: Holds::default(), rows: Rows::default(), tally };
+    if place.holds || verdicts.iter().any(|(_, verdict)| holds(verdict)) {
+        let keys =
+            befores.values().filter_map(|before| Some((before.topic.as_str(), before.key.as_deref()?)));
+        settler.holds.load(tx, keys).await?;
+    }
+    for (seq, verdict) in verdicts {
+        if let Some(before) = befores.get(&seq) {
+            settler.message(seq, before, verdict)?;
+        }
+    }
+    let written = settler.write(tx).await?;
+    Ok((fenced, written))
+}
+
+/// Whether later messages of its key wait for it from now on.
+fn holds(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Failed { hold: true, .. } | Verdict::Dead { hold: true, .. })
+}
+
+impl Settler<'_> {
+    fn message(&mut self, seq: i64, before: &Before, verdict: &Verdict) -> Result<(), Error> {
+        match verdict {
+            Verdict::Sent { ack_groups } => self.sent(seq, before, ack_groups),
+            Verdict::Failed { error, retry_after, hold } => {
+                self.failed(seq, before, error, *retry_after, *hold)
+            }
+            Verdict::Dead { reason, error, attempted, hold } => {
+                let event = if *attempted { Event::Rejected } else { Event::GaveUp };
+                let after = before.step(event, self.tally)?;
+                let died = at_text(self.now);
+                self.rows.troubled.push(json!([
+                    seq,
+                    word(after.status),
+                    after.attempts,
+                    null,
+                    clip(error),
+                    reason,
+                    died
+                ]));
+                self.holds.stand(seq);
+                match before.key.as_deref().filter(|_| *hold) {
+                    Some(key) => self.holds.place(&before.topic, key, before.slot, seq),
+                    None => self.holds.lift(&before.topic, before.key.as_deref(), seq),
+                }
+                self.in_vain(seq, "dead", error);
+                Ok(())
+            }
+            Verdict::Released { error } => {
+                let error = error.as_deref().unwrap_or_default();
+                self.rows.released.push(json!([seq, clip(error)]));
+                self.in_vain(seq, "released", error);
+                Ok(())
+            }
+        }
+    }
+
+    fn sent(&mut self, seq: i64, before: &Before, ack_groups: &[String]) -> Result<(), Error> {
+        let after = before.step(Event::Confirmed, self.tally)?;
+        debug_assert_eq!(after.status, message::Status::Sent);
+        let groups = before.ack_groups.as_deref().unwrap_or(ack_groups);
+        self.rows.sent.push((seq, groups_json(groups)));
+        if !groups.is_empty() {
+            self.rows.asked.push((seq, groups.to_vec()));
+        }
+        self.holds.stand(seq);
+        self.holds.lift(&before.topic, before.key.as_deref(), seq);
+        self.tally.succeeded();
+        self.tally.waited(Wait::WriteToSent, between(before.written_at, self.now));
+        Ok(())
+    }
+
+    fn failed(
+        &mut self,
+        seq: i64,
+        before: &Before,
+        error: &str,
+        retry_after: Duration,
+        hold: bool,
+    ) -> Result<(), Error> {
+        // The relay has decided by its route's policy that another attempt is left.
+        let after = before.step(Event::Failed { max_attempts: u32::MAX }, self.tally)?;
+        let due = at_text(self.now.saturating_add(millis(retry_after)));
+        let (status, attempts) = (word(after.status), after.attempts);
+        self.rows.troubled.push(json!([seq, status, attempts, due, clip(error), null, null]));
+        self.holds.stand(seq);
+        if let Some(key) = before.key.as_deref().filter(|_| hold) {
+            self.holds.place(&before.topic, key, before.slot, seq);
+        }
+        self.in_vain(seq, "failed", error);
+        Ok(())
+    }
+
+    fn in_vain(&mut self, seq: i64, outcome: &str, error: &str) {
+        self.tally.tried_in_vain();
+        self.rows.history.push(json!([seq, outcome, clip(error)]));
+        self.rows.tried.insert(seq);
+    }
+
+    async fn write(self, tx: &mut Tx<'_>) -> Result<Written, Trouble> {
+        let Self { now, keep, holds, rows, tally } = self;
+        let waiting = unacknowledged(tx, &rows.asked).await?;
+        let (stay, go): (Vec<_>, Vec<_>) =
+            rows.sent.into_iter().partition(|(seq, _)| keep || waiting.contains_key(seq));
+        if !stay.is_empty() {
+            tx.exec_drop(include_str!("settle/sent.sql"), (json!(stay).to_string(), at(now))).await?;
+        }
+        ask(tx, &waiting).await?;
+        if !go.is_empty() {
+            let gone: Vec<i64> = go.into_iter().map(|(seq, _)| seq).collect();
+            tally.sent -= i64::try_from(gone.len()).unwrap_or(i64::MAX);
+            remove(tx, &gone).await?;
+        }
+        for (sql, rows) in [
+            (include_str!("settle/troubled.sql"), rows.troubled),
+            (include_str!("settle/released.sql"), rows.released),
+        ] {
+            if !rows.is_empty() {
+                tx.exec_drop(sql, (Json::from(rows).to_string(),)).await?;
+            }
+        }
+        history(tx, now, rows.history, &rows.tried).await?;
+        holds.write(tx).await
+    }
+}
+
+/// Of the groups that must acknowledge, those that have not. A consumer may be quicker than this settlement: what it
+/// acknowledged must not be asked for again.
+async fn unacknowledged(
+    tx: &mut Tx<'_>,
+    asked: &[(i64, Vec<String>)],
+) -> Result<BTreeMap<i64, BTreeSet<String>>, Trouble> {
+    let mut waiting: BTreeMap<i64, BTreeSet<String>> =
+        asked.iter().map(|(seq, groups)| (*seq, groups.iter().cloned().collect())).collect();
+    if waiting.is_empty() {
+        return Ok(waiting);
+    }
+    let sql = format!("SELECT seq, grp FROM acknowledgements WHERE seq IN ({})", list(waiting.keys()));
+    for mut row in tx.query::<Row, _>(sql).await? {
+        let (seq, group) = (row.number(0)?, row.text(1)?);
+        if let Some(groups) = waiting.get_mut(&seq) {
+            groups.remove(&group);
+        }
+    }
+    waiting.retain(|_, groups| !groups.is_empty());
+    Ok(waiting)
+}
+
+async fn ask(tx: &mut Tx<'_>, waiting: &BTreeMap<i64, BTreeSet<String>>) -> Result<(), Trouble> {
+    let pairs: Vec<Json> = waiting
+        .iter()
+        .flat_map(|(seq, groups)| groups.iter().map(move |group| json!([group, seq])))
+        .collect();
+    if !pairs.is_empty() {
+        tx.exec_drop(include_str!("settle/ask.sql"), (Json::from(pairs).to_string(),)).await?;
+    }
+    Ok(())
+}
+
+/// Removes records, and what hangs on them.
+pub(super) async fn remove(tx: &mut Tx<'_>, seqs: &[i64]) -> Result<u64, Trouble> {
+    let seqs = list(seqs);
+    tx.query_drop(format!("DELETE e FROM outbox_events e FORCE INDEX (PRIMARY) WHERE e.seq IN ({seqs})"))
+        .await?;
+    let removed = tx.affected_rows();
+    tx.query_drop(format!("DELETE a FROM attempts a FORCE INDEX (attempts_seq) WHERE a.seq IN ({seqs})"))
+        .await?;
+    tx.query_drop(format!("DELETE a FROM acknowledgements a FORCE INDEX (PRIMARY) WHERE a.seq IN ({seqs})"))
+        .await?;
+    Ok(removed)
+}
+
+/// Adds to the history of tries in vain, and cuts off what is too old of it.
+async fn history(tx: &mut Tx<'_>, now: i64, rows: Vec<Json>, seqs: &BTreeSet<i64>) -> Result<(), Trouble> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let values: (Value, String) = (at(now), Json::from(rows).to_string());
+    tx.exec_drop(include_str!("settle/history.sql"), values).await?;
+    tx.query_drop(format!(
+        "DELETE a FROM (SELECT position FROM (
+             SELECT position, row_number() OVER (PARTITION BY seq ORDER BY position DESC) AS age
+             FROM attempts FORCE INDEX (attempts_seq) WHERE seq IN ({})) x WHERE age > {HISTORY}) old
+         STRAIGHT_JOIN attempts a FORCE INDEX (PRIMARY) ON a.position = old.position",
+        list(seqs)
+    ))
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! A fresh database for a test, gone when the test is over.
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, OptsBuilder};
+
+/// A database that nobody else uses.
+pub(crate) struct Database {
+    server: String,
+    name: String,
+}
+
+impl Database {
+    /// Makes one on the server that tests use.
+    pub(crate) async fn fresh() -> Self {
+        let server = testkit::servers::url("mariadb");
+        let server = server.trim_end_matches('/').replacen("mariadb://", "mysql://", 1);
+        let name = format!("postrider_test_{}", uuid::Uuid::new_v4().simple());
+        let database = Self { server, name };
+        let mut connection = database.administer().await;
+        // Whatever the server's own character set is, the tables have theirs.
+        connection
+            .query_drop(format!("CREATE DATABASE {}", database.name))
+            .await
+            .expect("a database can be made");
+        connection.disconnect().await.expect("a connection can be closed");
+        database
+    }
+
+    /// Where it is.
+    pub(crate) fn url(&self) -> String {
+        format!("{}/{}", self.server, self.name)
+    }
+
+    /// A connection of the application's own.
+    #[allow(dead_code, reason = "not every test file has an application")]
+    pub(crate) async fn application(&self) -> Conn {
+        Conn::from_url(self.url()).await.expect("the application can connect")
+    }
+
+    async fn administer(&self) -> Conn {
+        let options = mysql_async::Opts::from_url(&self.server).expect("the server's URL can be read");
+        Conn::new(OptsBuilder::from_opts(options).prefer_socket(false))
+            .await
+            .expect("the server can be reached")
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let (server, name) = (self.server.clone(), self.name.clone());
+        // The test's runtime may be ending: this needs one of its own.
+        let dropped = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let options = mysql_async::Opts::from_url(&server).expect("the server's URL can be read");
+                if let Ok(mut connection) = Conn::new(options).await {
+                    // A case that ended early may still have a transaction open: it must not keep this one waiting.
+                    let _ = connection.query_drop("SET SESSION lock_wait_timeout = 5").await;
+                    let _ = connection.query_drop(format!("DROP DATABASE IF EXISTS {name}")).await;
+                }
+            });
+        });
+        let _ = dropped.join();
+    }
+}
