@@ -5,25 +5,53 @@
 //! arithmetic is in the database's clock. Connections come from a pool and keep no state between transactions, so
 //! that a transaction-mode pooler may stand in between; the heartbeat and the doorbell have connections of their own.
 
+mod acknowledge;
+mod amend;
+mod append;
+mod claim;
 mod config;
 mod connection;
 mod error;
+mod hold;
+mod inbox;
+mod inspect;
+mod lanes;
+mod mark;
 mod migrate;
+mod retain;
+mod row;
+mod settle;
+mod sweep;
+mod tally;
 mod tls;
+mod wake;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 
+use tokio_postgres::Row;
+
+pub use append::{append, append_for};
 pub use config::Config;
 pub use migrate::{MIGRATIONS, Migration, migrate, pending, schema};
 
 use crate::{Error, Sent};
-use connection::Connections;
+use connection::{Connections, Parameters, repeat};
+use inspect::Backlog;
+use mark::Marks;
 
 /// A store in a PostgreSQL database. Cheap to clone; clones share the connections.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     connections: Arc<Connections>,
     sent: Sent,
+    bell: Arc<tokio::sync::Notify>,
+    marks: Arc<Marks>,
+    backlog: Arc<Backlog>,
+    groups: Arc<inbox::Groups>,
+    statements: Arc<inbox::Statements>,
+    /// How far retention has looked.
+    cleaned: Arc<AtomicI64>,
 }
 
 impl PostgresStore {
@@ -36,6 +64,35 @@ impl PostgresStore {
         let client = connections.dedicated().await?;
         migrate::check_server(&client).await?;
         migrate::prepare(&client, config.migrate).await?;
-        Ok(Self { connections: Arc::new(connections), sent: config.sent })
+        Ok(Self {
+            connections: Arc::new(connections),
+            sent: config.sent,
+            bell: Arc::default(),
+            marks: Arc::default(),
+            backlog: Arc::default(),
+            groups: Arc::default(),
+            statements: Arc::default(),
+            cleaned: Arc::default(),
+        })
+    }
+
+    /// A transaction of one statement.
+    async fn execute(&self, sql: &str, parameters: Parameters<'_>) -> Result<u64, Error> {
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let (begun, done) = tokio::join!(biased; tx.begin(), tx.execute(sql, parameters));
+            tx.end(begun.and(done)).await
+        })
+        .await
+    }
+
+    /// A question of one statement.
+    async fn read(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Error> {
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let (begun, rows) = tokio::join!(biased; tx.begin_snapshot(), tx.query(sql, parameters));
+            tx.end(begun.and(rows)).await
+        })
+        .await
     }
 }

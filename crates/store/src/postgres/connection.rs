@@ -5,11 +5,9 @@
 //! together: a transaction's `BEGIN` travels with its first statements and its `COMMIT` with its last.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
-use tokio::sync::Mutex;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -33,6 +31,11 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
     SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; \
     SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 
+/// For looking at several things as they were at one moment.
+const BEGIN_SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; \
+    SET LOCAL idle_in_transaction_session_timeout = '30s'; \
+    SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+
 /// For looking: every statement still sees what was committed before it.
 const BEGIN_READING: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
     SET LOCAL idle_in_transaction_session_timeout = '30s'; \
@@ -41,11 +44,11 @@ const BEGIN_READING: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
 /// All ways to the database.
 pub(super) struct Connections {
     pool: Pool,
+    /// The heartbeat's own, one connection: it must not wait behind those who use the pool. Made by the first beat,
+    /// on the heartbeat's own runtime.
+    heart: Pool,
     config: tokio_postgres::Config,
     tls: MakeRustlsConnect,
-    /// The heartbeat's own: it must not wait behind those who use the pool. Made by the first beat, on the
-    /// heartbeat's own runtime.
-    heart: Arc<Mutex<Option<Client>>>,
 }
 
 /// Nothing of a URL is shown.
@@ -60,18 +63,20 @@ impl Connections {
         let size = config.pool.max(1);
         let (config, trust) = config::read(&config.url)?;
         let tls = tls::connector(&trust)?;
-        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_config(config.clone(), tls.clone(), recycling);
-        let pool = Pool::builder(manager)
-            .max_size(size)
-            .wait_timeout(Some(WAIT))
-            .runtime(Runtime::Tokio1)
-            .build()
-            .map_err(|error| Error::Broken(error.to_string()))?;
-        Ok(Self { pool, config, tls, heart: Arc::default() })
+        let pool = |size| {
+            let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+            let manager = Manager::from_config(config.clone(), tls.clone(), recycling);
+            Pool::builder(manager)
+                .max_size(size)
+                .wait_timeout(Some(WAIT))
+                .runtime(Runtime::Tokio1)
+                .build()
+                .map_err(|error| Error::Broken(error.to_string()))
+        };
+        Ok(Self { pool: pool(size)?, heart: pool(1)?, config, tls })
     }
 
-    /// A connection that is nobody else's.
+    /// A connection that is nobody else's, and what it says of itself.
     pub(super) async fn dedicated(&self) -> Result<Client, Trouble> {
         let (client, connection) = self.config.connect(self.tls.clone()).await?;
         tokio::spawn(async move {
@@ -82,65 +87,26 @@ impl Connections {
         Ok(client)
     }
 
-    /// A connection of the pool, for single statements.
-    pub(super) async fn client(&self) -> Result<Object, Trouble> {
-        Ok(self.pool.get().await?)
-    }
-
     /// A transaction on a connection of the pool. Nothing is sent before [`Transaction::begin`].
-    pub(super) async fn transaction(&self) -> Result<Transaction<Object>, Trouble> {
-        Ok(Transaction { client: Some(self.client().await?) })
+    pub(super) async fn transaction(&self) -> Result<Transaction, Trouble> {
+        Ok(Transaction { client: Some(self.pool.get().await?) })
     }
 
-    /// The heartbeat's connection, made anew if it is gone. One beat at a time.
-    pub(super) async fn heart(&self) -> Result<tokio::sync::OwnedMutexGuard<Option<Client>>, Trouble> {
-        let mut heart = self.heart.clone().lock_owned().await;
-        if heart.as_ref().is_none_or(Client::is_closed) {
-            *heart = Some(self.dedicated().await?);
-        }
-        Ok(heart)
-    }
-}
-
-/// A connection that can be thrown away: whatever was open on it is then undone by the server.
-pub(super) trait Discard: Send + Sync {
-    fn client(&self) -> &Client;
-    fn discard(self);
-}
-
-impl Discard for Object {
-    fn client(&self) -> &Client {
-        self
-    }
-
-    fn discard(self) {
-        drop(Object::take(self));
-    }
-}
-
-impl Discard for tokio::sync::OwnedMutexGuard<Option<Client>> {
-    fn client(&self) -> &Client {
-        self.as_ref().expect("the heartbeat's connection is made before it is handed out")
-    }
-
-    fn discard(mut self) {
-        *self = None;
+    /// A transaction on the heartbeat's connection.
+    pub(super) async fn heartbeat(&self) -> Result<Transaction, Trouble> {
+        Ok(Transaction { client: Some(self.heart.get().await?) })
     }
 }
 
 /// A transaction. One that is dropped before its end takes its connection with it: a future that is dropped half-way
 /// leaves nothing open for the next user of the connection to trip over.
-pub(super) struct Transaction<C: Discard> {
-    client: Option<C>,
+pub(super) struct Transaction {
+    client: Option<Object>,
 }
 
-impl<C: Discard> Transaction<C> {
-    pub(super) fn on(client: C) -> Self {
-        Self { client: Some(client) }
-    }
-
+impl Transaction {
     fn client(&self) -> &Client {
-        self.client.as_ref().expect("a transaction has its connection until its end").client()
+        self.client.as_ref().expect("a transaction has its connection until its end")
     }
 
     /// To be polled before the first statement, which need not wait for it.
@@ -151,6 +117,11 @@ impl<C: Discard> Transaction<C> {
     /// Like [`begin`](Self::begin), for looking only.
     pub(super) async fn begin_reading(&self) -> Result<(), Trouble> {
         Ok(self.client().batch_execute(BEGIN_READING).await?)
+    }
+
+    /// Like [`begin_reading`](Self::begin_reading), with one snapshot for all statements.
+    pub(super) async fn begin_snapshot(&self) -> Result<(), Trouble> {
+        Ok(self.client().batch_execute(BEGIN_SNAPSHOT).await?)
     }
 
     pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Trouble> {
@@ -191,10 +162,32 @@ impl<C: Discard> Transaction<C> {
     }
 }
 
-impl<C: Discard> Drop for Transaction<C> {
+impl Drop for Transaction {
     fn drop(&mut self) {
         if let Some(client) = self.client.take() {
-            client.discard();
+            drop(Object::take(client));
+        }
+    }
+}
+
+/// How often a transaction that the server undid is tried again before its caller hears of it.
+const REPEATS: u32 = 4;
+
+/// Runs a transaction again when the server undid it (a deadlock) or it was never seen to its end.
+pub(super) async fn repeat<T, F>(transaction: impl Fn() -> F) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Trouble>>,
+{
+    let mut left = REPEATS;
+    loop {
+        match transaction().await {
+            Err(trouble) if left > 0 && trouble.may_repeat() => {
+                left -= 1;
+                // Those who met in a deadlock must not meet again at once.
+                let wait = rand::random_range(1..20) * u64::from(REPEATS - left);
+                tokio::time::sleep(Duration::from_millis(wait)).await;
+            }
+            result => return result.map_err(Error::from),
         }
     }
 }

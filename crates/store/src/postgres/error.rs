@@ -86,6 +86,18 @@ impl From<Trouble> for Error {
     }
 }
 
+/// The first thing that went wrong in statements that were sent together: those after it were only not tried.
+pub(super) fn cause<const N: usize>(results: [Result<(), Trouble>; N]) -> Result<(), Trouble> {
+    let mut troubles = results.into_iter().filter_map(Result::err);
+    let Some(mut cause) = troubles.next() else { return Ok(()) };
+    for trouble in troubles {
+        if cause.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
+            cause = trouble;
+        }
+    }
+    Err(cause)
+}
+
 /// What the driver says, with the server's own words, which its `Display` leaves out.
 pub(super) fn text(error: &tokio_postgres::Error) -> String {
     if let Some(error) = error.as_db_error() {

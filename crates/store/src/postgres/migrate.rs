@@ -28,8 +28,8 @@ pub const MIGRATIONS: [Migration; 2] = [
 /// The oldest server that has all that is used here.
 const OLDEST: i32 = 150_000;
 
-/// Taken by whoever changes the schema, so that several processes may start at once.
-const LOCK: i64 = 0x706f_7374_7269_6465;
+/// Taken, with the schema's name, by whoever changes it, so that several processes may start at once.
+const LOCK: i32 = 0x706f_7374;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS postrider_migrations (
     version    integer PRIMARY KEY,
@@ -143,7 +143,8 @@ async fn apply(client: &Client) -> Result<Vec<Migration>, Trouble> {
 }
 
 async fn apply_missing(client: &Client) -> Result<Vec<Migration>, Trouble> {
-    client.execute_typed("SELECT pg_advisory_xact_lock($1)", &[(&LOCK, Type::INT8)]).await?;
+    let lock = "SELECT pg_advisory_xact_lock($1, hashtext(current_schema()))";
+    client.execute_typed(lock, &[(&LOCK, Type::INT4)]).await?;
     client.batch_execute(TABLE).await?;
     // Looked at again under the lock: another process may have been faster.
     let steps = missing(client).await?;

@@ -1,0 +1,654 @@
+//! Taking messages: settle the last batches and choose the next ones, in one transaction.
+//!
+//! The claim looks at each topic that has sendable rows by itself, so that a topic whose destination is down
+//! costs nothing however many of its messages wait, and hides nobody else's. A turn is a handful of statements in
+//! three or four trips, however many messages it moves.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use message::{Event, Next, step};
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use super::connection::{Transaction, repeat};
+use super::error::{Trouble, cause};
+use super::mark::{Horizon, Marks, Sight};
+use super::row::{MESSAGE_COLUMNS, between, groups, lane, limit, message, message_columns, small, state};
+use super::settle::{BEFORE, Changes};
+use super::{PostgresStore, hold};
+use crate::column::NO_HEADERS;
+use crate::pick::{Pick, Picker};
+use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
+
+/// Messages whose wait is over that are made sendable in one turn.
+const DUE: i64 = 1_000;
+
+#[async_trait]
+impl Claim for PostgresStore {
+    async fn turn(&self, settlements: Vec<Settlement>, order: Option<ClaimOrder>) -> Result<Turn, Error> {
+        if settlements.is_empty() {
+            // Looking needs no lock and writes nothing: an idle relay must not disturb anybody.
+            let Some(order) = &order else { return Ok(Turn::default()) };
+            if let Some(idle) = repeat(|| self.look(order)).await? {
+                return Ok(idle);
+            }
+        }
+        let turn = repeat(|| self.work(&settlements, order.as_ref())).await;
+        // It happened, and nobody hears of it.
+        fail::fail_point!("store::turned", |_| {
+            let reason = "the answer was lost".to_owned();
+            Err(Error::Unavailable { reason, retry_after: Duration::ZERO })
+        });
+        turn
+    }
+
+    async fn woken(&self) {
+        self.wake().await;
+    }
+}
+
+impl PostgresStore {
+    /// The answer when there is nothing to take, or nothing when there may be.
+    async fn look(&self, order: &ClaimOrder) -> Result<Option<Turn>, Trouble> {
+        let tx = self.connections.transaction().await?;
+        let result = async {
+            let lanes = sorted(order.leases.iter().map(|lease| lease.lane));
+            let before = self.marks.horizon();
+            let (begun, rows, facts, batches, met) = tokio::join!(
+                biased;
+                tx.begin_reading(),
+                lanes_now(&tx, &lanes),
+                Facts::read(&tx, &lanes),
+                open_batches(&tx, &self.marks, &lanes),
+                meet(&tx, &self.marks),
+            );
+            begun?;
+            let (rows, facts, batches) = (rows?, facts?, batches?);
+            met?;
+            self.marks.see(facts.sight, before);
+            let lanes = Lanes::read(&rows, order, &batches, &self.marks, facts.count)?;
+            if facts.draining || facts.is_due() {
+                return Ok(None);
+            }
+            let topics = open_topics(&self.marks, &lanes, order);
+            if !lanes.free.is_empty() && !topics.is_empty() {
+                let before = self.marks.horizon();
+                if probe(&tx, &lanes, &topics).await? {
+                    return Ok(None);
+                }
+                for topic in &topics {
+                    for lane in lanes.free.keys() {
+                        self.marks.found_nothing(&topic.name, *lane, topic.start, i64::MAX, before);
+                    }
+                }
+            }
+            Ok(Some(Turn { next_due: facts.next_due(), ..Turn::default() }))
+        }
+        .await;
+        let idle = tx.end(result).await?;
+        if idle.is_some() && self.marks.lags() {
+            self.pursue().await?;
+        }
+        self.sweep_sometimes();
+        Ok(idle)
+    }
+
+    /// Draws a transaction id for the marks. It writes nothing that anybody waits for.
+    async fn pursue(&self) -> Result<(), Trouble> {
+        let before = self.marks.horizon();
+        let tx = self.connections.transaction().await?;
+        let (begun, row) =
+            tokio::join!(biased; tx.begin(), tx.one("SELECT pg_current_xact_id()::text::bigint", &[]));
+        let result = begun.and(row).and_then(|row| Ok(row.try_get(0)?));
+        let xid = tx.end(result).await?;
+        self.marks.pursue(xid, before);
+        Ok(())
+    }
+
+    async fn work(&self, settlements: &[Settlement], order: Option<&ClaimOrder>) -> Result<Turn, Trouble> {
+        let tx = self.connections.transaction().await?;
+        let result = self.settle_and_claim(&tx, settlements, order).await;
+        let (turn, settled) = tx.end(result).await?;
+        for (lane, position) in settled {
+            self.marks.settle(lane, position);
+        }
+        self.sweep_sometimes();
+        Ok(turn)
+    }
+
+    /// Answers also which batches are settled now, by lane and position.
+    async fn settle_and_claim(
+        &self,
+        tx: &Transaction,
+        settlements: &[Settlement],
+        order: Option<&ClaimOrder>,
+    ) -> Result<(Turn, Vec<(u16, i64)>), Trouble> {
+        let leases = settlements.iter().map(|settlement| settlement.lease);
+        let lanes =
+            sorted(leases.chain(order.iter().flat_map(|order| order.leases.clone())).map(|lease| lease.lane));
+        let seqs: Vec<i64> = settlements
+            .iter()
+            .flat_map(|settlement| settlement.verdicts.iter().map(|(seq, _)| *seq))
+            .collect();
+        let horizon = self.marks.horizon();
+        // All that follows the lock sees what those who had it before have committed.
+        let (begun, locked, facts, batches, before, met) = tokio::join!(
+            biased;
+            tx.begin(),
+            lock(tx, &lanes),
+            Facts::read(tx, &lanes),
+            open_batches(tx, &self.marks, &lanes),
+            read_before(tx, &seqs),
+            meet(tx, &self.marks),
+        );
+        begun?;
+        let (locked, facts, batches, before) = (locked?, facts?, batches?, before?);
+        met?;
+        self.marks.see(facts.sight, horizon);
+
+        let mut desk =
+            Desk { store: self, tx, facts, open: batches, settled: Vec::new(), draining: facts.draining };
+        let fenced = desk.settle(settlements, &locked, &before).await?;
+        let turn = match order {
+            Some(order) => desk.claim(order, &locked).await?,
+            None => Turn::default(),
+        };
+        Ok((Turn { fenced, ..turn }, desk.settled))
+    }
+}
+
+fn sorted(lanes: impl Iterator<Item = u16>) -> Vec<i16> {
+    let mut lanes: Vec<i16> = lanes.map(small).collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    lanes
+}
+
+/// What the lanes are at the moment.
+async fn lanes_now(tx: &Transaction, lanes: &[i16]) -> Result<Vec<Row>, Trouble> {
+    let sql = "SELECT lane, epoch, lease_id, amended FROM lanes WHERE lane = ANY ($1)";
+    tx.query(sql, &[(&lanes, Type::INT2_ARRAY)]).await
+}
+
+/// Locks lanes, in their order: whoever locks several does it in the same one, so nobody waits in a circle.
+pub(super) async fn lock(tx: &Transaction, lanes: &[i16]) -> Result<Vec<Row>, Trouble> {
+    tx.query(
+        "SELECT lane, epoch, lease_id, amended FROM lanes WHERE lane = ANY ($1) ORDER BY lane FOR UPDATE",
+        &[(&lanes, Type::INT2_ARRAY)],
+    )
+    .await
+}
+
+async fn read_before(tx: &Transaction, seqs: &[i64]) -> Result<Vec<Row>, Trouble> {
+    if seqs.is_empty() {
+        return Ok(Vec::new());
+    }
+    tx.query(BEFORE, &[(&seqs, Type::INT8_ARRAY)]).await
+}
+
+/// What a turn needs to know of the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    pub(super) now: DateTime<Utc>,
+    /// How many lanes there are.
+    pub(super) count: u16,
+    sight: Sight,
+    /// Whether followers are being let go on our lanes.
+    draining: bool,
+    /// When the first message that waits on our lanes is due.
+    due: Option<DateTime<Utc>>,
+}
+
+impl Facts {
+    pub(super) async fn read(tx: &Transaction, lanes: &[i16]) -> Result<Self, Trouble> {
+        let row = tx.one(include_str!("facts.sql"), &[(&lanes, Type::INT2_ARRAY)]).await?;
+        Ok(Self {
+            now: row.try_get(0)?,
+            count: lane(&row, 1)?,
+            sight: Sight { xmin: row.try_get(2)?, xid: row.try_get(3)?, drawn: row.try_get(4)? },
+            draining: row.try_get(5)?,
+            due: row.try_get(6)?,
+        })
+    }
+
+    fn is_due(&self) -> bool {
+        self.due.is_some_and(|due| due <= self.now)
+    }
+
+    fn next_due(&self) -> Option<Duration> {
+        self.due.map(|due| between(self.now, due))
+    }
+}
+
+/// A batch that is open.
+#[derive(Debug)]
+struct Open {
+    position: i64,
+    id: Uuid,
+    epoch: i64,
+    lease_id: Uuid,
+    seqs: Vec<i64>,
+}
+
+/// The open batches of these lanes. Those that were settled long ago are not looked at.
+async fn open_batches(tx: &Transaction, marks: &Marks, lanes: &[i16]) -> Result<HashMap<u16, Open>, Trouble> {
+    let settled: Vec<i64> =
+        lanes.iter().map(|lane| marks.settled(u16::try_from(*lane).unwrap_or(0))).collect();
+    let rows = tx
+        .query(
+            "SELECT b.lane, b.position, b.id, b.epoch, b.lease_id, b.seqs
+             FROM unnest($1::smallint[], $2::bigint[]) AS m(lane, settled) JOIN lanes l ON l.lane = m.lane
+             JOIN batches b ON b.lane = m.lane AND b.position > m.settled AND b.position > l.settled_to",
+            &[(&lanes, Type::INT2_ARRAY), (&settled, Type::INT8_ARRAY)],
+        )
+        .await?;
+    let read = |row: &Row| {
+        let open = Open {
+            position: row.try_get(1)?,
+            id: row.try_get(2)?,
+            epoch: row.try_get(3)?,
+            lease_id: row.try_get(4)?,
+            seqs: row.try_get(5)?,
+        };
+        Ok((lane(row, 0)?, open))
+    };
+    rows.iter().map(read).collect()
+}
+
+/// Finds topics that were not met before, between those that were: one look for each gap, whatever is in the index.
+async fn meet(tx: &Transaction, marks: &Marks) -> Result<(), Trouble> {
+    let known = marks.topics();
+    let lows: Vec<&str> = std::iter::once("").chain(known.iter().map(String::as_str)).collect();
+    // After all that a topic may be made of.
+    let highs: Vec<&str> = known.iter().map(String::as_str).chain(std::iter::once("~")).collect();
+    let rows = tx
+        .query(include_str!("topics.sql"), &[(&lows, Type::TEXT_ARRAY), (&highs, Type::TEXT_ARRAY)])
+        .await?;
+    marks.meet(rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?);
+    Ok(())
+}
+
+/// A topic that may be taken from.
+struct Topic {
+    name: String,
+    rule: TopicRule,
+    /// Where its scan starts.
+    start: i64,
+    /// How many at most.
+    take: i64,
+}
+
+fn open_topics(marks: &Marks, lanes: &Lanes, order: &ClaimOrder) -> Vec<Topic> {
+    let open = |name: String| {
+        let rule = (order.rule)(&name);
+        let start = marks.start(&name, lanes.free.keys().copied());
+        (rule.take > 0).then(|| Topic { start, take: limit(rule.take.min(order.limit)), name, rule })
+    };
+    marks.topics().into_iter().filter_map(open).collect()
+}
+
+/// The lanes of an order.
+struct Lanes {
+    /// Leases that are valid and have no open batch.
+    free: BTreeMap<u16, Lease>,
+    mask: u16,
+}
+
+impl Lanes {
+    /// Takes those of the order that stand, by the rows that [`lock`] reads.
+    fn read(
+        rows: &[Row],
+        order: &ClaimOrder,
+        busy: &HashMap<u16, Open>,
+        marks: &Marks,
+        count: u16,
+    ) -> Result<Self, Trouble> {
+        let mut free = BTreeMap::new();
+        for row in rows {
+            let found = (lane(row, 0)?, row.try_get::<_, i64>(1)?, row.try_get::<_, Option<Uuid>>(2)?);
+            let lease = order.leases.iter().find(|lease| found == (lease.lane, lease.epoch, Some(lease.id)));
+            if let Some(lease) = lease.filter(|lease| !busy.contains_key(&lease.lane) && lease.lane < count) {
+                marks.enter(*lease, row.try_get(3)?);
+                free.insert(lease.lane, *lease);
+            }
+        }
+        Ok(Self { free, mask: count - 1 })
+    }
+
+    fn numbers(&self) -> Vec<i16> {
+        self.free.keys().map(|lane| small(*lane)).collect()
+    }
+}
+
+/// Whether any of these topics has a sendable message on these lanes.
+async fn probe(tx: &Transaction, lanes: &Lanes, topics: &[Topic]) -> Result<bool, Trouble> {
+    let names: Vec<&str> = topics.iter().map(|topic| topic.name.as_str()).collect();
+    let starts: Vec<i64> = topics.iter().map(|topic| topic.start).collect();
+    let row = tx
+        .one(
+            include_str!("probe.sql"),
+            &[
+                (&names, Type::TEXT_ARRAY),
+                (&starts, Type::INT8_ARRAY),
+                (&small(lanes.mask), Type::INT2),
+                (&lanes.numbers(), Type::INT2_ARRAY),
+            ],
+        )
+        .await?;
+    Ok(row.try_get(0)?)
+}
+
+/// One turn, inside its transaction, its lanes locked.
+struct Desk<'a> {
+    store: &'a PostgresStore,
+    tx: &'a Transaction,
+    facts: Facts,
+    open: HashMap<u16, Open>,
+    settled: Vec<(u16, i64)>,
+    draining: bool,
+}
+
+impl Desk<'_> {
+    /// Settles; answers the batches that came too late: another relay owns their lanes now.
+    async fn settle(
+        &mut self,
+        settlements: &[Settlement],
+        locked: &[Row],
+        before: &[Row],
+    ) -> Result<Vec<BatchId>, Trouble> {
+        let mut fenced = Vec::new();
+        let mut changes = Changes::new(self.facts.now);
+        changes.read(before)?;
+        for Settlement { batch, lease, verdicts } in settlements {
+            if !self.stands(locked, lease, batch)? {
+                fenced.push(*batch);
+                continue;
+            }
+            let open = self.open.remove(&lease.lane).expect("the batch was found by its lane");
+            if !open.seqs.iter().eq(verdicts.iter().map(|(seq, _)| seq)) {
+                return Err(Error::Refused(format!(
+                    "batch {batch} has {} messages and the settlement does not name exactly these",
+                    open.seqs.len()
+                ))
+                .into());
+            }
+            for (seq, verdict) in verdicts {
+                changes.settle(*seq, verdict)?;
+            }
+            self.settled.push((lease.lane, open.position));
+        }
+        if !self.settled.is_empty() {
+            let (written, removed) = tokio::join!(
+                biased;
+                changes.write(self.tx, self.store.sent),
+                remove_batches(self.tx, &self.settled),
+            );
+            let (draining, written) = match written {
+                Ok(draining) => (draining, Ok(())),
+                Err(trouble) => (false, Err(trouble)),
+            };
+            cause([written, removed])?;
+            self.draining |= draining;
+        }
+        Ok(fenced)
+    }
+
+    /// Whether the lane is still under this lease and the batch is open.
+    fn stands(&self, locked: &[Row], lease: &Lease, batch: &BatchId) -> Result<bool, Trouble> {
+        let mut owned = false;
+        for row in locked {
+            let found = (lane(row, 0)?, row.try_get::<_, i64>(1)?, row.try_get::<_, Option<Uuid>>(2)?);
+            owned |= found == (lease.lane, lease.epoch, Some(lease.id));
+        }
+        let open = self.open.get(&lease.lane);
+        Ok(owned
+            && open
+                .is_some_and(|open| (open.id, open.epoch, open.lease_id) == (*batch, lease.epoch, lease.id)))
+    }
+
+    async fn claim(&mut self, order: &ClaimOrder, locked: &[Row]) -> Result<Turn, Trouble> {
+        let lanes = Lanes::read(locked, order, &self.open, &self.store.marks, self.facts.count)?;
+        if lanes.free.is_empty() {
+            return Ok(Turn::default());
+        }
+        let left = self.free_what_waited(&lanes).await?;
+        let topics = open_topics(&self.store.marks, &lanes, order);
+        let before = self.store.marks.horizon();
+        let candidates = Candidates::read(self.tx, &lanes, &topics, order, self.facts.now).await?;
+        candidates.mark(&self.store.marks, &lanes, &topics, before);
+        let full = candidates.full;
+        let (picker, mended) = self.pick(candidates, &topics, order).await?;
+        let more = full || left || mended || picker.left_some();
+        let batches = self.record(picker, &lanes).await?;
+        let next_due = if batches.is_empty() { self.facts.next_due() } else { None };
+        Ok(Turn { fenced: Vec::new(), batches, more, next_due })
+    }
+
+    /// Makes sendable what is due and what waited behind others. Answers whether some is left for the next turn.
+    async fn free_what_waited(&self, lanes: &Lanes) -> Result<bool, Trouble> {
+        let numbers = lanes.numbers();
+        let mut again = Vec::new();
+        let mut left = false;
+        if self.facts.is_due() {
+            let rows = self
+                .tx
+                .query(
+                    include_str!("promote.sql"),
+                    &[
+                        (&self.facts.now, Type::TIMESTAMPTZ),
+                        (&small(lanes.mask), Type::INT2),
+                        (&numbers, Type::INT2_ARRAY),
+                        (&DUE, Type::INT8),
+                    ],
+                )
+                .await?;
+            again.extend(hold::again(&rows)?);
+            left |= limit(rows.len()) == DUE;
+        }
+        if self.draining {
+            let (drained, more) = hold::drain(self.tx, lanes.mask, &numbers).await?;
+            again.extend(drained);
+            left |= more;
+        }
+        for (topic, slot, seq) in again {
+            self.store.marks.lower(&topic, slot & lanes.mask, seq);
+        }
+        Ok(left)
+    }
+
+    /// Fills the batches, parks followers of held keys and gives up what cannot be read. Answers also whether anything
+    /// was given up: that may let others go.
+    async fn pick(
+        &self,
+        candidates: Candidates,
+        topics: &[Topic],
+        order: &ClaimOrder,
+    ) -> Result<(Picker, bool), Trouble> {
+        let rules: HashMap<&str, TopicRule> =
+            topics.iter().map(|topic| (topic.name.as_str(), topic.rule)).collect();
+        let mut picker = Picker::new(order);
+        let (mut held, mut unreadable) = (Vec::new(), Vec::new());
+        for candidate in candidates.found {
+            let Candidate { lane, claimed, behind } = candidate;
+            let rule = rules.get(claimed.message.topic.as_str()).copied();
+            let (seq, hold_dead) = (claimed.seq, rule.is_some_and(|rule| rule.hold_dead));
+            let behind = behind && rule.is_some_and(|rule| rule.hold_failed);
+            match picker.offer(lane, claimed, behind) {
+                Pick::Taken | Pick::Passed => {}
+                Pick::Held => held.push(seq),
+                Pick::Unreadable => unreadable.push((seq, hold_dead)),
+                Pick::Full => break,
+            }
+        }
+        hold::park(self.tx, &held).await?;
+        let mended = !unreadable.is_empty();
+        if mended {
+            let seqs: Vec<i64> = unreadable.iter().map(|(seq, _)| *seq).collect();
+            let mut changes = Changes::new(self.facts.now);
+            changes.read(&read_before(self.tx, &seqs).await?)?;
+            for (seq, hold) in unreadable {
+                changes.quarantine(seq, NO_HEADERS, hold)?;
+            }
+            changes.write(self.tx, self.store.sent).await?;
+        }
+        Ok((picker, mended))
+    }
+
+    /// Writes the batch records.
+    async fn record(&self, picker: Picker, lanes: &Lanes) -> Result<Vec<Batch>, Trouble> {
+        let batches: Vec<Batch> = picker
+            .batches()
+            .map(|(lane, messages)| Batch { id: Uuid::now_v7(), lease: lanes.free[&lane], messages })
+            .collect();
+        if batches.is_empty() {
+            return Ok(batches);
+        }
+        let numbers: Vec<i16> = batches.iter().map(|batch| small(batch.lease.lane)).collect();
+        let ids: Vec<Uuid> = batches.iter().map(|batch| batch.id).collect();
+        let epochs: Vec<i64> = batches.iter().map(|batch| batch.lease.epoch).collect();
+        let leases: Vec<Uuid> = batches.iter().map(|batch| batch.lease.id).collect();
+        let seqs: Vec<String> = batches.iter().map(|batch| array(&batch.messages)).collect();
+        let size = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+        let sizes: Vec<i32> = batches.iter().map(|batch| size(batch.messages.len())).collect();
+        let was_failed = |claimed: &&Claimed| claimed.state.rest == message::Status::Failed;
+        let failed: Vec<i32> =
+            batches.iter().map(|batch| size(batch.messages.iter().filter(was_failed).count())).collect();
+        self.tx
+            .execute(
+                "INSERT INTO batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
+                 SELECT b.lane, b.id, b.epoch, b.lease_id, b.seqs::bigint[], b.size, b.failed, $8
+                 FROM unnest($1::smallint[], $2::uuid[], $3::bigint[], $4::uuid[], $5::text[], $6::integer[], $7::integer[])
+                      AS b(lane, id, epoch, lease_id, seqs, size, failed)",
+                &[
+                    (&numbers, Type::INT2_ARRAY),
+                    (&ids, Type::UUID_ARRAY),
+                    (&epochs, Type::INT8_ARRAY),
+                    (&leases, Type::UUID_ARRAY),
+                    (&seqs, Type::TEXT_ARRAY),
+                    (&sizes, Type::INT4_ARRAY),
+                    (&failed, Type::INT4_ARRAY),
+                    (&self.facts.now, Type::TIMESTAMPTZ),
+                ],
+            )
+            .await?;
+        Ok(batches)
+    }
+}
+
+/// Numbers as PostgreSQL writes an array: arrays of arrays must be of one length, texts need not.
+fn array(messages: &[Claimed]) -> String {
+    let seqs: Vec<String> = messages.iter().map(|claimed| claimed.seq.to_string()).collect();
+    format!("{{{}}}", seqs.join(","))
+}
+
+async fn remove_batches(tx: &Transaction, settled: &[(u16, i64)]) -> Result<(), Trouble> {
+    let (lanes, positions): (Vec<i16>, Vec<i64>) =
+        settled.iter().map(|(lane, position)| (small(*lane), *position)).unzip();
+    tx.execute(
+        "DELETE FROM batches b USING unnest($1::smallint[], $2::bigint[]) AS s(lane, position)
+         WHERE b.lane = s.lane AND b.position = s.position",
+        &[(&lanes, Type::INT2_ARRAY), (&positions, Type::INT8_ARRAY)],
+    )
+    .await?;
+    Ok(())
+}
+
+/// A sendable message that a claim met.
+struct Candidate {
+    lane: u16,
+    claimed: Claimed,
+    /// Its key is held by an earlier one.
+    behind: bool,
+}
+
+/// The first sendable messages of our lanes, by number, over all topics.
+struct Candidates {
+    found: Vec<Candidate>,
+    /// Whether the limits cut off others.
+    full: bool,
+    /// How many of each topic were met, and the number of the last of them.
+    met: HashMap<String, (i64, i64)>,
+    /// The number at which the order's limit cut all topics off.
+    cut: Option<i64>,
+}
+
+impl Candidates {
+    async fn read(
+        tx: &Transaction,
+        lanes: &Lanes,
+        topics: &[Topic],
+        order: &ClaimOrder,
+        now: DateTime<Utc>,
+    ) -> Result<Self, Trouble> {
+        const EXTRA: usize = MESSAGE_COLUMNS;
+        let names: Vec<&str> = topics.iter().map(|topic| topic.name.as_str()).collect();
+        let starts: Vec<i64> = topics.iter().map(|topic| topic.start).collect();
+        let takes: Vec<i64> = topics.iter().map(|topic| topic.take).collect();
+        let rows = tx
+            .query(
+                concat!("SELECT ", message_columns!(), ", ", include_str!("candidates.sql")),
+                &[
+                    (&names, Type::TEXT_ARRAY),
+                    (&starts, Type::INT8_ARRAY),
+                    (&takes, Type::INT8_ARRAY),
+                    (&small(lanes.mask), Type::INT2),
+                    (&lanes.numbers(), Type::INT2_ARRAY),
+                    (&limit(order.limit), Type::INT8),
+                    (&limit(order.bytes), Type::INT8),
+                ],
+            )
+            .await?;
+        let mut found = Vec::with_capacity(rows.len());
+        let mut met: HashMap<String, (i64, i64)> = HashMap::new();
+        let mut all = 0;
+        let mut cut = None;
+        for row in &rows {
+            let seq = row.try_get(EXTRA)?;
+            let mut claimed = Claimed {
+                seq,
+                message: message(row, 0)?,
+                ack_groups: groups(row, EXTRA + 2)?,
+                age: between(row.try_get(EXTRA + 3)?, now),
+                state: state(row, EXTRA + 4, false)?,
+            };
+            let Next::State(in_flight) = step(claimed.state, Event::Claim)? else {
+                return Err(Error::Broken("a claimed message cannot vanish".to_owned()).into());
+            };
+            claimed.state = in_flight;
+            let topic = met.entry(claimed.message.topic.clone()).or_default();
+            *topic = (topic.0 + 1, seq);
+            all = row.try_get(EXTRA + 9)?;
+            cut = Some(seq);
+            let lane = lane(row, EXTRA + 1)? & lanes.mask;
+            found.push(Candidate { lane, claimed, behind: row.try_get(EXTRA + 8)? });
+        }
+        // By the number of messages, or by their bytes.
+        let full = all >= limit(order.limit) || limit(found.len()) < all;
+        Ok(Self { found, full, met, cut: cut.filter(|_| full) })
+    }
+
+    /// Raises the marks to where nothing was found.
+    fn mark(&self, marks: &Marks, lanes: &Lanes, topics: &[Topic], before: Horizon) {
+        let mut first: HashMap<(&str, u16), i64> = HashMap::new();
+        for candidate in &self.found {
+            first
+                .entry((&candidate.claimed.message.topic, candidate.lane))
+                .or_insert(candidate.claimed.seq - 1);
+        }
+        for topic in topics {
+            // How far this topic was looked at: to its end, to its own limit, or to that of all.
+            let end = match self.met.get(&topic.name) {
+                Some((met, last)) if *met >= topic.take => *last,
+                _ => self.cut.unwrap_or(i64::MAX),
+            };
+            for lane in lanes.free.keys() {
+                let end = first.get(&(topic.name.as_str(), *lane)).copied().unwrap_or(end);
+                marks.found_nothing(&topic.name, *lane, topic.start, end, before);
+            }
+        }
+    }
+}

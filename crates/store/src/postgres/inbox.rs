@@ -1,0 +1,266 @@
+//! The inbox: the work of each message and its mark, in one transaction.
+//!
+//! Of two transactions with the same id one waits for the other at the unique index of marks, so every call begins by
+//! marking all its messages in one statement and takes back, at its end, the marks of those that were not done. With
+//! `ordered`, messages of one key are kept apart by an advisory lock of the transaction; nothing else serialises the
+//! workers of a group.
+
+mod desk;
+mod forget;
+mod parked;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use message::MessageId;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use super::PostgresStore;
+use super::acknowledge::Acknowledger;
+use super::amend::audit;
+use super::connection::repeat;
+use super::error::Trouble;
+use super::inspect::{directed, start};
+use super::row::{id, limit};
+use crate::audit::{dropped, unparked};
+use crate::statement::NO_SCRIPTS;
+use crate::{
+    Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
+    Reservation, Work,
+};
+use desk::Desk;
+use work::Job;
+pub(super) use work::Statements;
+
+/// The numbers of groups that were met. They never change.
+#[derive(Debug, Default)]
+pub(super) struct Groups(Mutex<HashMap<String, i64>>);
+
+#[async_trait]
+impl Inbox for PostgresStore {
+    async fn check(&self, work: &Work) -> Result<(), Error> {
+        match work {
+            Work::Mark => Ok(()),
+            Work::Sql(statement) => self.check_sql(statement).await,
+            Work::Script(_) => Err(Error::Refused(NO_SCRIPTS.to_owned())),
+        }
+    }
+
+    async fn process(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        work: &Work,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        let job = match work {
+            Work::Mark => Job::Nothing,
+            Work::Sql(statement) => Job::Statement(self.statement(statement).await?),
+            Work::Script(_) => return Err(Error::Refused(NO_SCRIPTS.to_owned())),
+        };
+        if arrivals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let number = self.group_number(group).await?;
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let result = async {
+                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals.iter()).await?;
+                let receipts = desk.process(&arrivals, &job).await?;
+                desk.finish().await?;
+                Ok(receipts)
+            }
+            .await;
+            tx.end(result).await
+        })
+        .await
+        .inspect_err(|_| self.statements.forget(work))
+    }
+
+    async fn reserve(
+        &self,
+        group: &str,
+        arrivals: Vec<Arrival>,
+        lease: Duration,
+        rules: &InboxRules,
+    ) -> Result<Vec<Reservation>, Error> {
+        if arrivals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let number = self.group_number(group).await?;
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let result = async {
+                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals.iter()).await?;
+                let reservations = desk.reserve(&arrivals, lease).await?;
+                desk.finish().await?;
+                Ok(reservations)
+            }
+            .await;
+            tx.end(result).await
+        })
+        .await
+    }
+
+    async fn conclude(
+        &self,
+        group: &str,
+        conclusions: Vec<(Arrival, Uuid, Handled)>,
+        rules: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        if conclusions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let number = self.group_number(group).await?;
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let result = async {
+                let arrivals = conclusions.iter().map(|(arrival, ..)| arrival);
+                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals).await?;
+                let receipts = desk.conclude_all(&conclusions).await?;
+                desk.finish().await?;
+                Ok(receipts)
+            }
+            .await;
+            tx.end(result).await
+        })
+        .await
+    }
+
+    async fn due(&self, group: &str, most: usize) -> Result<Vec<Arrival>, Error> {
+        let rows = self
+            .read(include_str!("inbox/due.sql"), &[(&group, Type::TEXT), (&limit(most), Type::INT8)])
+            .await?;
+        Ok(rows.iter().map(parked::arrival).collect::<Result<_, Trouble>>()?)
+    }
+
+    async fn processed(&self, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
+        let sql = directed(include_str!("inbox/processed.sql"), page);
+        let parameters = [
+            (&group as _, Type::TEXT),
+            (&start(page) as _, Type::INT8),
+            (&limit(page.limit) as _, Type::INT8),
+        ];
+        let rows = self.read(&sql, &parameters).await?;
+        let processed = |row: &Row| {
+            Ok(Processed {
+                position: row.try_get(0)?,
+                id: id(row, 1)?,
+                topic: row.try_get(2)?,
+                key: row.try_get(3)?,
+                seq: row.try_get(4)?,
+                processed_at: row.try_get(5)?,
+            })
+        };
+        let items: Vec<Processed> = rows.iter().map(processed).collect::<Result<_, Trouble>>()?;
+        let next = items.last().filter(|_| items.len() == page.limit).map(|last| last.position);
+        Ok(Paged { items, next })
+    }
+
+    async fn parked(&self, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
+        let sql = directed(include_str!("inbox/list.sql"), page);
+        let parameters = [
+            (&group as _, Type::TEXT),
+            (&start(page) as _, Type::INT8),
+            (&limit(page.limit) as _, Type::INT8),
+        ];
+        let rows = self.read(&sql, &parameters).await?;
+        Ok(parked::page(group, &rows, page)?)
+    }
+
+    async fn unpark(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let result = async {
+                tx.begin().await?;
+                parked::unpark(&tx, group, id).await?;
+                audit(&tx, actor, "inbox requeue", id, &unparked(group)).await
+            }
+            .await;
+            tx.end(result).await
+        })
+        .await
+    }
+
+    async fn drop_parked(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let result = async {
+                tx.begin().await?;
+                let message = parked::discard(&tx, group, id).await?;
+                // The group will never do it: the producer must not wait for it for ever.
+                let done = [(id, None, group.to_owned())];
+                Acknowledger { tx: &tx, sent: self.sent }.acknowledge(&done).await?;
+                audit(&tx, actor, "inbox discard", id, &dropped(group, &message)).await
+            }
+            .await;
+            tx.end(result).await
+        })
+        .await
+    }
+
+    async fn inbox_counts(&self, group: &str) -> Result<InboxCounts, Error> {
+        let rows = self
+            .read(
+                "SELECT coalesce(sum(processed), 0)::bigint, coalesce(sum(duplicates), 0)::bigint,
+                        coalesce(sum(parked), 0)::bigint, coalesce(sum(dead), 0)::bigint
+                 FROM inbox_counters WHERE grp = (SELECT grp FROM inbox_groups WHERE name = $1)",
+                &[(&group, Type::TEXT)],
+            )
+            .await?;
+        let Some(row) = rows.first() else { return Ok(InboxCounts::default()) };
+        let number = |column| {
+            let number: i64 = row.try_get(column).map_err(Trouble::from)?;
+            Ok::<_, Error>(u64::try_from(number).unwrap_or(0))
+        };
+        Ok(InboxCounts {
+            processed: number(0)?,
+            duplicates: number(1)?,
+            parked: number(2)?,
+            dead: number(3)?,
+        })
+    }
+
+    async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {
+        repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let result = forget::ids(&tx, group, keep).await;
+            tx.end(result).await
+        })
+        .await
+    }
+}
+
+impl PostgresStore {
+    /// The number of a group, made on first use, in a transaction of its own: what follows may be undone.
+    async fn group_number(&self, group: &str) -> Result<i64, Error> {
+        let known = self.groups.0.lock().expect("nobody panics while a number is copied").get(group).copied();
+        if let Some(number) = known {
+            return Ok(number);
+        }
+        if group.contains('\0') {
+            return Err(Error::Refused("a consumer group's name cannot have a NUL in it".to_owned()));
+        }
+        let find = "SELECT grp FROM inbox_groups WHERE name = $1";
+        let mut rows = self.read(find, &[(&group, Type::TEXT)]).await?;
+        if rows.is_empty() {
+            let make = "INSERT INTO inbox_groups (name) VALUES ($1) ON CONFLICT DO NOTHING";
+            self.execute(make, &[(&group, Type::TEXT)]).await?;
+            rows = self.read(find, &[(&group, Type::TEXT)]).await?;
+        }
+        let row =
+            rows.first().ok_or_else(|| Error::Broken(format!("the group {group} was removed by hand")))?;
+        let number = row.try_get(0).map_err(Trouble::from)?;
+        self.groups
+            .0
+            .lock()
+            .expect("nobody panics while a number is copied")
+            .insert(group.to_owned(), number);
+        Ok(number)
+    }
+}
