@@ -149,3 +149,59 @@ fn held(rest: Option<Duration>) -> Outcome {
     };
     Outcome::Deferred { error, after }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use store::Lease;
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// Writes down what it is given back.
+    #[derive(Default)]
+    struct Ledger(Mutex<Vec<Over>>);
+
+    #[async_trait]
+    impl Claims for Ledger {
+        async fn exchange(&self, over: &[Over], wanted: &[Wanted]) -> Result<Vec<Answer>, String> {
+            self.0.lock().expect("no panic").extend(over);
+            Ok(vec![Answer::Locked; wanted.len()])
+        }
+    }
+
+    /// Locks of two batches that were sent and judged.
+    fn sent() -> (Arc<Ledger>, Locks, [BatchId; 2]) {
+        let (ledger, batches) = (Arc::new(Ledger::default()), [Uuid::new_v4(), Uuid::new_v4()]);
+        let mut locks = Locks::new(ledger.clone());
+        for batch in batches {
+            locks.open.insert((batch, 1), Attempt { id: MessageId::new(), owner: Some(batch), ours: true });
+            let lease = Lease { lane: 0, epoch: 1, id: Uuid::nil() };
+            let verdicts = vec![(1, Verdict::Sent { ack_groups: Vec::new() })];
+            locks.judged(&[Settlement { batch, lease, verdicts }]);
+        }
+        (ledger, locks, batches)
+    }
+
+    #[tokio::test]
+    async fn nothing_is_given_back_before_the_store_has_taken_it() {
+        let (ledger, mut locks, _) = sent();
+        locks.give_back(&Breakers::default()).await;
+        assert!(ledger.0.lock().expect("no panic").is_empty());
+        locks.settled(&[]);
+        locks.give_back(&Breakers::default()).await;
+        assert_eq!(ledger.0.lock().expect("no panic").len(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_another_relay_decides_is_not_given_back() {
+        let (ledger, mut locks, [fenced, settled]) = sent();
+        locks.settled(&[fenced]);
+        locks.give_back(&Breakers::default()).await;
+        locks.give_back(&Breakers::default()).await;
+        let owners: Vec<_> = ledger.0.lock().expect("no panic").iter().map(|over| over.owner).collect();
+        assert_eq!(owners, [settled], "once");
+    }
+}
