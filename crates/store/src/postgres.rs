@@ -8,9 +8,12 @@
 mod acknowledge;
 mod amend;
 mod append;
+mod choose;
 mod claim;
 mod config;
 mod connection;
+#[cfg(feature = "diesel")]
+pub mod diesel;
 mod error;
 mod hold;
 mod inbox;
@@ -18,9 +21,14 @@ mod inspect;
 mod lanes;
 mod mark;
 mod migrate;
+mod once;
 mod retain;
 mod row;
+#[cfg(feature = "sea-orm")]
+pub mod sea_orm;
 mod settle;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod sweep;
 mod tally;
 mod tls;
@@ -34,6 +42,7 @@ use tokio_postgres::Row;
 pub use append::{append, append_for};
 pub use config::Config;
 pub use migrate::{MIGRATIONS, Migration, migrate, pending, schema};
+pub use once::{acknowledge, once};
 
 use crate::{Error, Sent};
 use connection::{Connections, Parameters, repeat};
@@ -46,6 +55,7 @@ pub struct PostgresStore {
     connections: Arc<Connections>,
     sent: Sent,
     bell: Arc<tokio::sync::Notify>,
+    doorbell: Option<Arc<wake::Doorbell>>,
     marks: Arc<Marks>,
     backlog: Arc<Backlog>,
     groups: Arc<inbox::Groups>,
@@ -64,10 +74,14 @@ impl PostgresStore {
         let client = connections.dedicated().await?;
         migrate::check_server(&client).await?;
         migrate::prepare(&client, config.migrate).await?;
+        if config.doorbell {
+            migrate::hang_doorbell(&client, config.migrate).await?;
+        }
         Ok(Self {
             connections: Arc::new(connections),
             sent: config.sent,
             bell: Arc::default(),
+            doorbell: config.doorbell.then(Arc::default),
             marks: Arc::default(),
             backlog: Arc::default(),
             groups: Arc::default(),

@@ -4,20 +4,20 @@
 //! costs nothing however many of its messages wait, and hides nobody else's. A turn is a handful of statements in
 //! three or four trips, however many messages it moves.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use message::{Event, Next, step};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
+use super::choose::{Candidate, Candidates, Lanes, Topic, meet, open_topics, probe};
 use super::connection::{Transaction, repeat};
 use super::error::{Trouble, cause};
-use super::mark::{Horizon, Marks, Sight};
-use super::row::{MESSAGE_COLUMNS, between, groups, lane, limit, message, message_columns, small, state};
+use super::mark::{Marks, Sight};
+use super::row::{between, lane, limit, small};
 use super::settle::{BEFORE, Changes};
 use super::{PostgresStore, hold};
 use crate::column::NO_HEADERS;
@@ -70,7 +70,8 @@ impl PostgresStore {
             let (rows, facts, batches) = (rows?, facts?, batches?);
             met?;
             self.marks.see(facts.sight, before);
-            let lanes = Lanes::read(&rows, order, &batches, &self.marks, facts.count)?;
+            let lanes =
+                Lanes::read(&rows, order, |lane| batches.contains_key(&lane), &self.marks, facts.count)?;
             if facts.draining || facts.is_due() {
                 return Ok(None);
             }
@@ -259,89 +260,6 @@ async fn open_batches(tx: &Transaction, marks: &Marks, lanes: &[i16]) -> Result<
     rows.iter().map(read).collect()
 }
 
-/// Finds topics that were not met before, between those that were: one look for each gap, whatever is in the index.
-async fn meet(tx: &Transaction, marks: &Marks) -> Result<(), Trouble> {
-    let known = marks.topics();
-    let lows: Vec<&str> = std::iter::once("").chain(known.iter().map(String::as_str)).collect();
-    // After all that a topic may be made of.
-    let highs: Vec<&str> = known.iter().map(String::as_str).chain(std::iter::once("~")).collect();
-    let rows = tx
-        .query(include_str!("topics.sql"), &[(&lows, Type::TEXT_ARRAY), (&highs, Type::TEXT_ARRAY)])
-        .await?;
-    marks.meet(rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?);
-    Ok(())
-}
-
-/// A topic that may be taken from.
-struct Topic {
-    name: String,
-    rule: TopicRule,
-    /// Where its scan starts.
-    start: i64,
-    /// How many at most.
-    take: i64,
-}
-
-fn open_topics(marks: &Marks, lanes: &Lanes, order: &ClaimOrder) -> Vec<Topic> {
-    let open = |name: String| {
-        let rule = (order.rule)(&name);
-        let start = marks.start(&name, lanes.free.keys().copied());
-        (rule.take > 0).then(|| Topic { start, take: limit(rule.take.min(order.limit)), name, rule })
-    };
-    marks.topics().into_iter().filter_map(open).collect()
-}
-
-/// The lanes of an order.
-struct Lanes {
-    /// Leases that are valid and have no open batch.
-    free: BTreeMap<u16, Lease>,
-    mask: u16,
-}
-
-impl Lanes {
-    /// Takes those of the order that stand, by the rows that [`lock`] reads.
-    fn read(
-        rows: &[Row],
-        order: &ClaimOrder,
-        busy: &HashMap<u16, Open>,
-        marks: &Marks,
-        count: u16,
-    ) -> Result<Self, Trouble> {
-        let mut free = BTreeMap::new();
-        for row in rows {
-            let found = (lane(row, 0)?, row.try_get::<_, i64>(1)?, row.try_get::<_, Option<Uuid>>(2)?);
-            let lease = order.leases.iter().find(|lease| found == (lease.lane, lease.epoch, Some(lease.id)));
-            if let Some(lease) = lease.filter(|lease| !busy.contains_key(&lease.lane) && lease.lane < count) {
-                marks.enter(*lease, row.try_get(3)?);
-                free.insert(lease.lane, *lease);
-            }
-        }
-        Ok(Self { free, mask: count - 1 })
-    }
-
-    fn numbers(&self) -> Vec<i16> {
-        self.free.keys().map(|lane| small(*lane)).collect()
-    }
-}
-
-/// Whether any of these topics has a sendable message on these lanes.
-async fn probe(tx: &Transaction, lanes: &Lanes, topics: &[Topic]) -> Result<bool, Trouble> {
-    let names: Vec<&str> = topics.iter().map(|topic| topic.name.as_str()).collect();
-    let starts: Vec<i64> = topics.iter().map(|topic| topic.start).collect();
-    let row = tx
-        .one(
-            include_str!("probe.sql"),
-            &[
-                (&names, Type::TEXT_ARRAY),
-                (&starts, Type::INT8_ARRAY),
-                (&small(lanes.mask), Type::INT2),
-                (&lanes.numbers(), Type::INT2_ARRAY),
-            ],
-        )
-        .await?;
-    Ok(row.try_get(0)?)
-}
-
 /// One turn, inside its transaction, its lanes locked.
 struct Desk<'a> {
     store: &'a PostgresStore,
@@ -411,7 +329,13 @@ impl Desk<'_> {
     }
 
     async fn claim(&mut self, order: &ClaimOrder, locked: &[Row]) -> Result<Turn, Trouble> {
-        let lanes = Lanes::read(locked, order, &self.open, &self.store.marks, self.facts.count)?;
+        let lanes = Lanes::read(
+            locked,
+            order,
+            |lane| self.open.contains_key(&lane),
+            &self.store.marks,
+            self.facts.count,
+        )?;
         if lanes.free.is_empty() {
             return Ok(Turn::default());
         }
@@ -555,100 +479,4 @@ async fn remove_batches(tx: &Transaction, settled: &[(u16, i64)]) -> Result<(), 
     )
     .await?;
     Ok(())
-}
-
-/// A sendable message that a claim met.
-struct Candidate {
-    lane: u16,
-    claimed: Claimed,
-    /// Its key is held by an earlier one.
-    behind: bool,
-}
-
-/// The first sendable messages of our lanes, by number, over all topics.
-struct Candidates {
-    found: Vec<Candidate>,
-    /// Whether the limits cut off others.
-    full: bool,
-    /// How many of each topic were met, and the number of the last of them.
-    met: HashMap<String, (i64, i64)>,
-    /// The number at which the order's limit cut all topics off.
-    cut: Option<i64>,
-}
-
-impl Candidates {
-    async fn read(
-        tx: &Transaction,
-        lanes: &Lanes,
-        topics: &[Topic],
-        order: &ClaimOrder,
-        now: DateTime<Utc>,
-    ) -> Result<Self, Trouble> {
-        const EXTRA: usize = MESSAGE_COLUMNS;
-        let names: Vec<&str> = topics.iter().map(|topic| topic.name.as_str()).collect();
-        let starts: Vec<i64> = topics.iter().map(|topic| topic.start).collect();
-        let takes: Vec<i64> = topics.iter().map(|topic| topic.take).collect();
-        let rows = tx
-            .query(
-                concat!("SELECT ", message_columns!(), ", ", include_str!("candidates.sql")),
-                &[
-                    (&names, Type::TEXT_ARRAY),
-                    (&starts, Type::INT8_ARRAY),
-                    (&takes, Type::INT8_ARRAY),
-                    (&small(lanes.mask), Type::INT2),
-                    (&lanes.numbers(), Type::INT2_ARRAY),
-                    (&limit(order.limit), Type::INT8),
-                    (&limit(order.bytes), Type::INT8),
-                ],
-            )
-            .await?;
-        let mut found = Vec::with_capacity(rows.len());
-        let mut met: HashMap<String, (i64, i64)> = HashMap::new();
-        let mut all = 0;
-        let mut cut = None;
-        for row in &rows {
-            let seq = row.try_get(EXTRA)?;
-            let mut claimed = Claimed {
-                seq,
-                message: message(row, 0)?,
-                ack_groups: groups(row, EXTRA + 2)?,
-                age: between(row.try_get(EXTRA + 3)?, now),
-                state: state(row, EXTRA + 4, false)?,
-            };
-            let Next::State(in_flight) = step(claimed.state, Event::Claim)? else {
-                return Err(Error::Broken("a claimed message cannot vanish".to_owned()).into());
-            };
-            claimed.state = in_flight;
-            let topic = met.entry(claimed.message.topic.clone()).or_default();
-            *topic = (topic.0 + 1, seq);
-            all = row.try_get(EXTRA + 9)?;
-            cut = Some(seq);
-            let lane = lane(row, EXTRA + 1)? & lanes.mask;
-            found.push(Candidate { lane, claimed, behind: row.try_get(EXTRA + 8)? });
-        }
-        // By the number of messages, or by their bytes.
-        let full = all >= limit(order.limit) || limit(found.len()) < all;
-        Ok(Self { found, full, met, cut: cut.filter(|_| full) })
-    }
-
-    /// Raises the marks to where nothing was found.
-    fn mark(&self, marks: &Marks, lanes: &Lanes, topics: &[Topic], before: Horizon) {
-        let mut first: HashMap<(&str, u16), i64> = HashMap::new();
-        for candidate in &self.found {
-            first
-                .entry((&candidate.claimed.message.topic, candidate.lane))
-                .or_insert(candidate.claimed.seq - 1);
-        }
-        for topic in topics {
-            // How far this topic was looked at: to its end, to its own limit, or to that of all.
-            let end = match self.met.get(&topic.name) {
-                Some((met, last)) if *met >= topic.take => *last,
-                _ => self.cut.unwrap_or(i64::MAX),
-            };
-            for lane in lanes.free.keys() {
-                let end = first.get(&(topic.name.as_str(), *lane)).copied().unwrap_or(end);
-                marks.found_nothing(&topic.name, *lane, topic.start, end, before);
-            }
-        }
-    }
 }

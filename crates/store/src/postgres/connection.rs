@@ -8,8 +8,9 @@ use std::fmt;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, Connection, Row, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::config::{self, Config};
@@ -22,6 +23,9 @@ const WAIT: Duration = Duration::from_secs(10);
 
 /// A statement's parameters, each with its type.
 pub(super) type Parameters<'a> = &'a [(&'a (dyn ToSql + Sync), Type)];
+
+/// A connection's other half, which does its work.
+pub(super) type Listening = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
 /// What a transaction starts with.
 ///
@@ -85,6 +89,11 @@ impl Connections {
             }
         });
         Ok(client)
+    }
+
+    /// A connection whose notifications somebody must wait for.
+    pub(super) async fn listening(&self) -> Result<(Client, Listening), Trouble> {
+        Ok(self.config.connect(self.tls.clone()).await?)
     }
 
     /// A transaction on a connection of the pool. Nothing is sent before [`Transaction::begin`].

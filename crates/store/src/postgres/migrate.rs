@@ -6,6 +6,7 @@ use tokio_postgres::types::Type;
 use super::config::Config;
 use super::connection::Connections;
 use super::error::Trouble;
+use super::wake::TRIGGER;
 use crate::Error;
 
 /// One step of the schema.
@@ -123,6 +124,25 @@ pub(super) async fn prepare(client: &Client, may_change: bool) -> Result<(), Err
             step.version, step.name
         ))),
     }
+}
+
+/// Makes the trigger that wakes sleeping relays, unless it is there: making it waits for all writers.
+pub(super) async fn hang_doorbell(client: &Client, may_change: bool) -> Result<(), Error> {
+    let there = client
+        .query_typed_one(
+            "SELECT EXISTS (SELECT 1 FROM pg_trigger
+                            WHERE tgrelid = 'outbox_events'::regclass AND tgname = 'outbox_doorbell')",
+            &[],
+        )
+        .await
+        .map_err(Trouble::from)?;
+    if there.get(0) {
+        return Ok(());
+    }
+    if !may_change {
+        return Err(Error::Broken(format!("the doorbell's trigger is missing: run `{TRIGGER}`")));
+    }
+    Ok(client.batch_execute(TRIGGER).await.map_err(Trouble::from)?)
 }
 
 async fn apply(client: &Client) -> Result<Vec<Migration>, Trouble> {

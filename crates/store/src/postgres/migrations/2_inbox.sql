@@ -69,8 +69,9 @@ CREATE INDEX inbox_parked_key ON inbox_parked (grp, topic, key, position);
 CREATE INDEX inbox_parked_due ON inbox_parked (grp, next_attempt_at) WHERE next_attempt_at IS NOT NULL;
 
 -- For programs without an adapter: whether this message is new for the group, and if so marks it as done, in the
--- caller's transaction. Of two that ask at the same time one waits for the other.
-CREATE FUNCTION postrider_once("group" text, message_id uuid) RETURNS boolean
+-- caller's transaction. Of two that ask at the same time one waits for the other. What the message said may be left out.
+CREATE FUNCTION postrider_once("group" text, message_id uuid, digest bytea DEFAULT NULL, topic text DEFAULT '',
+                               key text DEFAULT NULL, seq bigint DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     number bigint;
@@ -81,9 +82,42 @@ BEGIN
         INSERT INTO inbox_groups (name) VALUES ("group") ON CONFLICT DO NOTHING;
         SELECT grp INTO number FROM inbox_groups WHERE name = "group";
     END IF;
-    INSERT INTO inbox_ids (grp, id) VALUES (number, message_id) ON CONFLICT DO NOTHING;
+    INSERT INTO inbox_ids (grp, id, digest, topic, key, seq) VALUES (number, message_id, digest, topic, key, seq)
+    ON CONFLICT DO NOTHING;
     new := FOUND;
     INSERT INTO inbox_counters (grp, processed, duplicates) VALUES (number, new::int, (NOT new)::int);
     RETURN new;
+END
+$$;
+
+-- Says to a message's producer, in the caller's transaction, that the group is done with it: for consumers that share
+-- this database. What was never sent, or asks other groups only, is left as it is. Answers whether that is news.
+CREATE FUNCTION postrider_acknowledge("group" text, message_id uuid) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    message outbox_events;
+    waited  bigint;
+BEGIN
+    -- Its settle may be on its way, and must see this acknowledgement or be seen here.
+    PERFORM 1 FROM outbox_events e WHERE e.id = message_id AND e.status <> 'sent' FOR NO KEY UPDATE;
+    SELECT * INTO message FROM outbox_events e
+    WHERE e.id = message_id AND (e.ack_groups IS NULL OR e.ack_groups ? "group")
+          AND (e.status = 'sent' OR EXISTS (SELECT 1 FROM open_batches b WHERE e.seq = ANY (b.seqs)));
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO acknowledgements (seq, grp, acknowledged_at) VALUES (message.seq, "group", clock_timestamp())
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM unacknowledged u WHERE u.grp = "group" AND u.seq = message.seq;
+    waited := coalesce(greatest(ceil(extract(epoch FROM clock_timestamp() - message.sent_at) * 1000), 0), 0);
+    INSERT INTO counters (acknowledged_total) VALUES (1);
+    INSERT INTO latencies (name, bucket, n, millis)
+    SELECT 'sent_to_acknowledged',
+           width_bucket(waited - 1, ARRAY[1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 30000, 300000, 3600000]::bigint[]),
+           1, waited;
+    RETURN true;
 END
 $$;

@@ -1,0 +1,1 @@
+SELECT postrider_acknowledge($1, $2::uuid)
