@@ -6,7 +6,7 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `:m:<seq>` | a message, a hash with a field for each column |
+//! | `:m:<seq>` `:b:<seq>` | a message, a hash with a field for each column, and its payload |
 //! | `:ids` | id → seq |
 //! | `:unsent` `:sent` `:dead` | seqs by status: what lists, counts and retention read |
 //! | `:ready:<lanes>:<lane>:<topic>` | seqs that may be claimed; the claim reads nothing else |

@@ -22,7 +22,7 @@ local function remove(seq)
     redis.call('ZREM', key('unacked:' .. group), seq)
   end
   redis.call('HDEL', key('ids'), id)
-  redis.call('DEL', message_key(seq), key('attempts:' .. seq), key('acks:' .. seq))
+  redis.call('DEL', message_key(seq), payload_key(seq), key('attempts:' .. seq), key('acks:' .. seq))
   moved(status or 'pending', 'gone')
 end
 

@@ -19,10 +19,13 @@ if after == 'gone' then
   remove(seq)
 else
   start_again(seq, state, after)
-  for _, name in ipairs({ 'payload', 'content_type', 'headers' }) do
-    local value = optional(read())
-    if value then redis.call('HSET', message_key(seq), name, value) end
+  local payload, content_type, headers = optional(read()), optional(read()), optional(read())
+  if payload then
+    redis.call('SET', payload_key(seq), payload)
+    redis.call('HSET', message_key(seq), 'size', #payload)
   end
+  if content_type then redis.call('HSET', message_key(seq), 'content_type', content_type) end
+  if headers then redis.call('HSET', message_key(seq), 'headers', headers) end
 end
 finish()
 return 'done'

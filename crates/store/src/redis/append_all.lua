@@ -2,6 +2,7 @@
 begin(KEYS[1])
 local read = arguments(1)
 local results = {}
+open_writes()
 for place = 1, tonumber(read()) do
   local once, fingerprint = optional(read()), read()
   local message = { id = read(), topic = read(), payload = read(), occurred_at = read(), type = optional(read()),
@@ -21,4 +22,5 @@ for place = 1, tonumber(read()) do
     results[place] = { 'new', '' }
   end
 end
+close_writes()
 return results

@@ -6,7 +6,7 @@ local DUE, FOLLOWERS, CHUNK = 500, 500, 64
 -- Candidates that are looked at beyond those that may be taken: the rest is for the next turn.
 local PASSED = 500
 
-local FIELDS = { 'id', 'topic', 'type', 'key', 'payload', 'content_type', 'headers', 'occurred_at', 'ack_groups',
+local FIELDS = { 'id', 'topic', 'type', 'key', 'size', 'content_type', 'headers', 'occurred_at', 'ack_groups',
   'written_at', 'status', 'attempts', 'crashes', 'delivery', 'slot' }
 
 -- Makes messages whose wait is over sendable, whichever lane they are on: it decides nothing yet.
@@ -22,16 +22,16 @@ local function promote()
   if #due > 0 then redis.call('ZREM', key('due'), unpack(due)) end
 end
 
+-- The wait until the first message is due again, or false.
+local function next_due()
+  local first = redis.call('ZRANGE', key('due'), 0, 0, 'WITHSCORES')
+  return first[2] and math.max(first[2] - now, 0) or false
+end
+
 -- The leases of the order that are valid and have no open batch, by lane.
-local function free_lanes(read)
-  local asked, numbers = {}, {}
-  for place = 1, tonumber(read()) do
-    asked[place] = { lane = read(), epoch = read(), lease = read() }
-    numbers[place] = asked[place].lane
-  end
-  local free = {}
-  -- While the number of lanes changes, nobody owns any.
-  if #asked == 0 or settings[1] ~= settings[2] then return free end
+local function free_lanes(asked)
+  local free, numbers = {}, {}
+  for place, lease in ipairs(asked) do numbers[place] = lease.lane end
   local lanes = redis.call('HMGET', key('lanes'), unpack(numbers))
   local batches = redis.call('HMGET', key('batches'), unpack(numbers))
   for place, lease in ipairs(asked) do
@@ -87,7 +87,7 @@ end
 local function cursors(free, rules)
   local heap, unknown, lanes = {}, {}, layout()
   for lane in pairs(free) do
-    local topics = P .. ':topics:' .. lanes .. ':' .. lane
+    local topics = topics_key(lanes, lane)
     for _, topic in ipairs(redis.call('SMEMBERS', topics)) do
       local rule = rules[topic]
       if not rule then
@@ -106,7 +106,7 @@ local function cursors(free, rules)
 end
 
 local function size_of(row)
-  return #row[5] + #row[2] + #(row[4] or '') + #(row[7] or '')
+  return tonumber(row[5] or 0) + #row[2] + #(row[4] or '') + #(row[7] or '')
 end
 
 -- Fills one batch for each lane; `pick.rs` says the same of the SQL stores.
@@ -162,13 +162,32 @@ local function pick(heap, rules, order)
   return batches, skipped
 end
 
+-- Puts the payload of each row where its size was.
+local function load_payloads(batch)
+  local keys = {}
+  for place, seq in ipairs(batch.seqs) do keys[place] = payload_key(seq) end
+  for place, payload in ipairs(redis.call('MGET', unpack(keys))) do batch.rows[place][2][5] = payload end
+end
+
+-- The leases of the order, and whether any of their lanes has candidates: nearly always an idle relay asks in vain.
+local function read_leases(read)
+  local asked, topics, lanes = {}, {}, layout()
+  for place = 1, tonumber(read()) do
+    asked[place] = { lane = read(), epoch = read(), lease = read() }
+    topics[place] = topics_key(lanes, asked[place].lane)
+  end
+  return asked, #asked > 0 and redis.call('EXISTS', unpack(topics)) > 0
+end
+
 -- Takes what the order allows: batches, whether more is waiting, the wait until something is due, unknown topics.
 local function claim(read)
   promote()
   local draining = hold.drain_some(FOLLOWERS)
   local order = { limit = tonumber(read()), bytes = tonumber(read()), seed = read(), anyhow = read() == '1' }
-  local free = free_lanes(read)
-  local rules = {}
+  local asked, some = read_leases(read)
+  -- While the number of lanes changes, nobody owns any.
+  if not some or settings[1] ~= settings[2] then return {}, draining, next_due(), {} end
+  local free, rules = free_lanes(asked), {}
   for _ = 1, tonumber(read()) do
     rules[read()] = { take = tonumber(read()), hold = read() == '1' }
   end
@@ -181,15 +200,11 @@ local function claim(read)
   local answer = {}
   for lane, batch in pairs(batches) do
     local id, lease = uuid(order.seed .. lane), free[lane]
+    load_payloads(batch)
     redis.call('HSET', key('batches'), lane, table.concat({ id, lease.epoch, lease.lease, batch.failed, #batch.seqs,
       table.concat(batch.seqs, ',') }, ' '))
     answer[#answer + 1] = { tonumber(lane), id, now, batch.rows }
   end
-  local due = false
-  if #answer == 0 then
-    local first = redis.call('ZRANGE', key('due'), 0, 0, 'WITHSCORES')
-    due = first[2] and math.max(first[2] - now, 0) or false
-  end
-  return answer, skipped or draining or #names > 0, due, names
+  return answer, skipped or draining or #names > 0, #answer == 0 and next_due(), names
 end
 

@@ -23,7 +23,7 @@ end
 -- Sorts sendable messages into the buckets of the new number of lanes, a bounded number of them. True at the end.
 local function move(old, left)
   for lane = 0, old - 1 do
-    local topics = P .. ':topics:' .. old .. ':' .. lane
+    local topics = topics_key(old, lane)
     for _, topic in ipairs(redis.call('SMEMBERS', topics)) do
       local from = bucket(old, lane, topic)
       local seqs = redis.call('ZRANGE', from, 0, left - 1)

@@ -9,6 +9,11 @@ local function message_key(seq)
   return P .. ':m:' .. seq
 end
 
+-- Apart from its message: Redis keeps a hash of short fields in a third of the room, and reads it faster.
+local function payload_key(seq)
+  return P .. ':b:' .. seq
+end
+
 local function refuse(text)
   error({ err = 'ERR postrider: ' .. text })
 end
@@ -170,11 +175,15 @@ local function bucket(lanes, lane, topic)
   return P .. ':ready:' .. lanes .. ':' .. lane .. ':' .. topic
 end
 
+local function topics_key(lanes, lane)
+  return P .. ':topics:' .. lanes .. ':' .. lane
+end
+
 local function make_ready(seq, topic, slot)
   local lanes = layout()
   local lane = slot % lanes
   redis.call('ZADD', bucket(lanes, lane, topic), seq, seq)
-  redis.call('SADD', P .. ':topics:' .. lanes .. ':' .. lane, topic)
+  redis.call('SADD', topics_key(lanes, lane), topic)
 end
 
 local function unready(seq, topic, slot)

@@ -42,6 +42,7 @@ local function send(topic, name, payload, id, headers, kind, content_type, occur
     refuse('a topic has 1 to 249 letters, digits, dots, dashes or underscores')
   end
   if type(payload) ~= 'string' then refuse('the payload must be a text') end
+  open_writes()
   if id == nil or id == '' then
     id = fresh_id()
   else
@@ -60,6 +61,7 @@ local function send(topic, name, payload, id, headers, kind, content_type, occur
     occurred_at = whole('the time', occurred_at),
   }
   write(message)
+  close_writes()
   return id
 end
 

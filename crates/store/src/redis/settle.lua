@@ -45,11 +45,9 @@ end
 -- Where seqs go and leave, a sorted set at a time.
 local function mover()
   local adds, removes = {}, {}
-  local function note(list, name, ...)
+  local function of(list, name)
     list[name] = list[name] or {}
-    for _, value in ipairs({ ... }) do
-      table.insert(list[name], value)
-    end
+    return list[name]
   end
   local function write(command, list)
     for name, values in pairs(list) do
@@ -59,8 +57,15 @@ local function mover()
     end
   end
   return {
-    add = function(name, seq) note(adds, name, seq, seq) end,
-    remove = function(name, seq) note(removes, name, seq) end,
+    add = function(name, seq)
+      local list = of(adds, name)
+      list[#list + 1] = seq
+      list[#list + 1] = seq
+    end,
+    remove = function(name, seq)
+      local list = of(removes, name)
+      list[#list + 1] = seq
+    end,
     write = function()
       write('ZREM', removes)
       write('ZADD', adds)
