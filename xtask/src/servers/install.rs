@@ -11,10 +11,46 @@ use anyhow::{Context, Result, bail, ensure};
 use super::Server;
 use super::home::is_root;
 
+/// What is missing, as people call it, and the packages that bring it.
+type Missing = (&'static str, &'static [&'static str]);
+
+/// What may be missing: a name for people, its Debian packages, and whether it is there.
+struct Need {
+    name: &'static str,
+    packages: &'static [&'static str],
+    there: fn() -> bool,
+}
+
+/// What tests use beside the servers.
+const TOOLS: [Need; 3] = [
+    Need {
+        name: "psycopg",
+        packages: &["python3-psycopg"],
+        there: || Path::new("/usr/lib/python3/dist-packages/psycopg").is_dir(),
+    },
+    Need { name: "faketime", packages: &["faketime"], there: || find("faketime").is_some() },
+    Need { name: "pgbouncer", packages: &["pgbouncer"], there: || find("pgbouncer").is_some() },
+];
+
 /// Brings the programs of the servers that lack them.
 pub(super) fn install(servers: &[&'static dyn Server]) -> Result<()> {
-    let missing: Vec<_> = servers.iter().copied().filter(|server| !server.installed()).collect();
-    match decide(&missing, is_root(), find("apt-get").is_some()) {
+    let missing = || -> Vec<Missing> {
+        let lacks = servers.iter().filter(|server| !server.installed());
+        lacks.map(|server| (server.name(), server.packages())).collect()
+    };
+    bring(&missing)
+}
+
+/// Brings what the tests use beside the servers.
+pub(super) fn tools() -> Result<()> {
+    let missing = || -> Vec<Missing> {
+        TOOLS.iter().filter(|tool| !(tool.there)()).map(|tool| (tool.name, tool.packages)).collect()
+    };
+    bring(&missing)
+}
+
+fn bring(missing: &dyn Fn() -> Vec<Missing>) -> Result<()> {
+    match decide(&missing(), is_root(), find("apt-get").is_some()) {
         Decision::Nothing => Ok(()),
         Decision::Refuse(reason) => bail!(reason),
         Decision::Install(packages) => {
@@ -28,13 +64,9 @@ pub(super) fn install(servers: &[&'static dyn Server]) -> Result<()> {
                 .status()
                 .context("cannot run sh")?;
             let by_hand = format!("apt-get update && apt-get install {}", packages.join(" "));
-            ensure!(status.success(), "the servers' packages could not be installed; by hand: {by_hand}");
-            let missing = missing.iter().find(|server| !server.installed());
-            if let Some(server) = missing {
-                bail!(
-                    "{} is installed, but its programs are not where Debian has them",
-                    server.packages().join(" ")
-                );
+            ensure!(status.success(), "the packages could not be installed; by hand: {by_hand}");
+            if let Some((_, packages)) = missing().first() {
+                bail!("{} is installed, but its programs are not where Debian has them", packages.join(" "));
             }
             Ok(())
         }
@@ -49,10 +81,10 @@ enum Decision {
     Refuse(String),
 }
 
-fn decide(missing: &[&'static dyn Server], root: bool, debian: bool) -> Decision {
-    let packages: Vec<&str> = missing.iter().flat_map(|server| server.packages()).copied().collect();
+fn decide(missing: &[Missing], root: bool, debian: bool) -> Decision {
+    let packages: Vec<&str> = missing.iter().flat_map(|(_, packages)| *packages).copied().collect();
     let packaged = packages.join(" ");
-    let names: Vec<_> = missing.iter().map(|server| server.name()).collect();
+    let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
     let names = names.join(", ");
     match (packages.is_empty(), debian, root) {
         (true, ..) => Decision::Nothing,
@@ -91,6 +123,10 @@ mod tests {
     use super::super::{ALL, mariadb::MariaDb, redis::Redis};
     use super::*;
 
+    fn need(server: &'static dyn Server) -> Missing {
+        (server.name(), server.packages())
+    }
+
     #[test]
     fn where_nothing_is_missing_nothing_is_done() {
         for (root, debian) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -100,13 +136,15 @@ mod tests {
 
     #[test]
     fn root_on_debian_installs_what_is_missing_and_no_more() {
-        let decided = decide(&[&MariaDb, &Redis], true, true);
+        let decided = decide(&[need(&MariaDb), need(&Redis)], true, true);
         assert_eq!(decided, Decision::Install(vec!["mariadb-server", "redis-server"]));
     }
 
     #[test]
     fn an_ordinary_user_is_told_the_command() {
-        let Decision::Refuse(reason) = decide(&[&Redis], false, true) else { panic!("it may not install") };
+        let Decision::Refuse(reason) = decide(&[need(&Redis)], false, true) else {
+            panic!("it may not install")
+        };
         assert!(reason.ends_with("sudo apt-get update && sudo apt-get install redis-server"), "{reason}");
         assert!(!reason.contains('\n'), "one line: {reason}");
     }
@@ -114,7 +152,7 @@ mod tests {
     #[test]
     fn without_apt_get_everybody_is_told_what_to_bring() {
         for root in [true, false] {
-            let Decision::Refuse(reason) = decide(&ALL, root, false) else {
+            let Decision::Refuse(reason) = decide(&ALL.map(need), root, false) else {
                 panic!("there is nothing to run")
             };
             assert!(reason.contains("mariadb-server") && reason.contains("POSTRIDER_TEST_"), "{reason}");
