@@ -7,6 +7,9 @@
 mod append;
 mod arrow;
 mod bare;
+mod nobody;
+mod postgres;
+mod pull;
 
 use std::time::Duration;
 
@@ -32,12 +35,51 @@ struct Arguments {
     pairs: usize,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum Scenario {
     /// From the write to the acknowledgement, on SQLite and the embedded broker (the default).
     Arrow,
     /// Durable appends by 64 writers at once, one message each.
     Append,
+    /// Taking and settling on PostgreSQL, beside a bare client that selects and updates.
+    Relay {
+        /// The server: `cargo xtask servers up postgres` prints it.
+        #[arg(long)]
+        server: String,
+        /// Delete rows when they are sent; the bare client deletes too.
+        #[arg(long)]
+        delete: bool,
+    },
+    /// Taking and settling on PostgreSQL with old Sent rows, beside the same without.
+    History {
+        /// The server.
+        #[arg(long)]
+        server: String,
+        /// Old rows.
+        #[arg(long, default_value_t = 5_000_000)]
+        old: u64,
+    },
+    /// Steady traffic on PostgreSQL beside a transaction that never ends.
+    Snapshot {
+        /// The server.
+        #[arg(long)]
+        server: String,
+        /// Messages a second.
+        #[arg(long, default_value_t = 500)]
+        rate: u64,
+        /// For how many seconds.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+    },
+    /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
+    Doorbell {
+        /// The server.
+        #[arg(long)]
+        server: String,
+        /// Seconds of each run.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
 }
 
 /// The size of a run.
@@ -52,19 +94,46 @@ struct Size {
 async fn main() -> Result<()> {
     let Arguments { scenario, messages, keys, payload, pairs } = Arguments::parse();
     let size = Size { messages, keys, payload };
+    match scenario.unwrap_or(Scenario::Arrow) {
+        Scenario::Arrow => {
+            compare(size, pairs, async || Ok((arrow::run(size).await?, bare::arrow(size)?))).await
+        }
+        Scenario::Append => {
+            compare(size, pairs, async || Ok((append::run(size).await?, bare::append(size)?))).await
+        }
+        Scenario::Relay { server, delete } => {
+            compare(size, pairs, async || postgres::relay_and_bare(&server, size, delete).await).await
+        }
+        Scenario::History { server, old } => postgres::history(&server, size, pairs, old).await,
+        Scenario::Snapshot { server, rate, seconds } => {
+            postgres::snapshot(&server, rate, Duration::from_secs(seconds)).await
+        }
+        Scenario::Doorbell { server, seconds } => {
+            postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await
+        }
+    }
+}
+
+/// Runs pairs of ours and the ceiling, and prints their rates.
+async fn compare(
+    size: Size,
+    pairs: usize,
+    run: impl AsyncFn() -> Result<(Duration, Duration)>,
+) -> Result<()> {
     let mut ratios = Vec::new();
     println!("{:>10}  {:>14}  {:>14}  {:>7}", "pair", "postrider", "bare", "share");
     for pair in 1..=pairs {
-        let (ours, bare) = match scenario.unwrap_or(Scenario::Arrow) {
-            Scenario::Arrow => (arrow::run(size).await?, bare::arrow(size)?),
-            Scenario::Append => (append::run(size).await?, bare::append(size)?),
-        };
-        let rate = |time: Duration| messages as f64 / time.as_secs_f64();
+        let (ours, bare) = run().await?;
+        let rate = |time: Duration| size.messages as f64 / time.as_secs_f64();
         let ratio = rate(ours) / rate(bare);
         println!("{pair:>10}  {:>10.0} /s  {:>10.0} /s  {ratio:>7.2}", rate(ours), rate(bare));
         ratios.push(ratio);
     }
+    median(ratios);
+    Ok(())
+}
+
+fn median(mut ratios: Vec<f64>) {
     ratios.sort_by(f64::total_cmp);
     println!("{:>10}  {:>14}  {:>14}  {:>7.2}", "median", "", "", ratios[ratios.len() / 2]);
-    Ok(())
 }
