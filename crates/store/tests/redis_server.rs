@@ -9,11 +9,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use message::{Message, MessageId};
+use message::{Message, MessageId, Status};
 use redis::Commands;
 use redis_place::{DURABLE, PATIENCE, Server, relay};
 use store::redis::{Config, RedisStore, append};
-use store::{Amend, Append, Appended, Error, Filter, Inspect, NewMessage, Once, Page, Retention};
+use store::{
+    Amend, Append, Appended, Claim, ClaimOrder, Error, Filter, Inspect, Instance, Lanes, Lease, NewMessage,
+    Once, Page, Record, Retention, Settlement,
+};
 use testkit::store::{free, sent};
 use testkit::within;
 
@@ -103,59 +106,109 @@ async fn a_password_is_never_told() {
     assert!(error.is_transient() && !format!("{error:?}").contains("s3cret"), "{error:?}");
 }
 
+/// Appends until Redis is gone; what it acknowledged.
+async fn write_on(store: Arc<RedisStore>, key: String) -> Vec<MessageId> {
+    let mut acknowledged = Vec::new();
+    loop {
+        let messages: Vec<NewMessage> = (0..3).map(|_| order(&key).into()).collect();
+        let Ok(results) = store.append(messages).await else { return acknowledged };
+        acknowledged.extend(results.into_iter().map(|result| match result {
+            Ok(Appended::New(id)) => id,
+            other => panic!("a new message is stored, not {other:?}"),
+        }));
+    }
+}
+
+/// Takes and settles until Redis is gone.
+async fn carry_on(store: Arc<RedisStore>, leases: Vec<Lease>) {
+    let mut settlements = Vec::new();
+    loop {
+        let order = ClaimOrder { leases: leases.clone(), limit: 20, bytes: usize::MAX, rule: Arc::new(free) };
+        let Ok(turn) = store.turn(std::mem::take(&mut settlements), Some(order)).await else { return };
+        settlements.extend(turn.batches.into_iter().map(|batch| Settlement {
+            batch: batch.id,
+            lease: batch.lease,
+            verdicts: batch.messages.iter().map(|claimed| (claimed.seq, sent())).collect(),
+        }));
+    }
+}
+
+/// Relays that were cut off said no goodbye, and their leases have a long way to go.
+async fn bury(store: &RedisStore) {
+    let lanes = store.lanes().await.unwrap();
+    let owners: BTreeSet<String> = lanes.into_iter().filter_map(|lane| lane.owner).collect();
+    for owner in owners {
+        let id = owner.trim_start_matches("relay ").parse().unwrap();
+        store.leave(&Instance { id, name: owner }).await.unwrap();
+    }
+}
+
+/// All records, a page at a time.
+async fn everything(store: &RedisStore) -> Vec<Record> {
+    let mut page = Page { after: None, limit: 1_000, newest_first: false };
+    let mut records = Vec::new();
+    loop {
+        let paged = store.list(&Filter::default(), page).await.unwrap();
+        records.extend(paged.items);
+        let Some(next) = paged.next else { return records };
+        page.after = Some(next);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_redis_loses_nothing_that_was_acknowledged_and_leaves_nothing_half_written() {
     let mut server = Server::start(&DURABLE);
-    let store = server.store().await;
-    for round in 0..3 {
-        let writers: Vec<_> = (0..8)
-            .map(|writer| {
-                let store = store.clone();
-                tokio::spawn(async move {
-                    let mut acknowledged: Vec<MessageId> = Vec::new();
-                    loop {
-                        let messages: Vec<NewMessage> =
-                            (0..3).map(|_| order(&writer.to_string()).into()).collect();
-                        let Ok(results) = store.append(messages).await else { return acknowledged };
-                        acknowledged.extend(results.into_iter().map(|result| match result {
-                            Ok(Appended::New(id)) => id,
-                            other => panic!("{other:?}"),
-                        }));
-                    }
-                })
-            })
-            .collect();
-        let some = 500 * (round + 1);
-        within(PATIENCE, "some messages", || async {
-            store.counts().await.is_ok_and(|counts| counts.pending >= some).then_some(())
+    let mut acknowledged = BTreeSet::new();
+    for round in 1..=3 {
+        let store = server.store().await;
+        bury(&store).await;
+        let leases = relay(&store).await.held;
+        let writers: Vec<_> =
+            (0..8).map(|writer| tokio::spawn(write_on(store.clone(), writer.to_string()))).collect();
+        let carrier = tokio::spawn(carry_on(store.clone(), leases));
+        within(PATIENCE, "some messages to be sent", || async {
+            store.counts().await.is_ok_and(|counts| counts.sent >= 200 * round).then_some(())
         })
         .await;
         server.kill();
-        let mut acknowledged = BTreeSet::new();
         for writer in writers {
             acknowledged.extend(writer.await.unwrap());
         }
+        carrier.await.unwrap();
         server.restart();
+
         let store = server.store().await;
-        let page = Page { after: None, limit: usize::MAX >> 1, newest_first: false };
-        let mut listed = BTreeSet::new();
-        let mut page_from = page;
-        loop {
-            let paged = store.list(&Filter::default(), page_from).await.unwrap();
-            listed.extend(paged.items.iter().map(|record| record.message.id));
-            let Some(next) = paged.next else { break };
-            page_from.after = Some(next);
-        }
-        assert!(acknowledged.is_subset(&listed), "{} are lost", acknowledged.difference(&listed).count());
-        assert_eq!(store.counts().await.unwrap().pending, listed.len() as u64, "counts and records agree");
-        for id in listed.iter().take(50) {
-            assert!(store.record(*id).await.unwrap().is_some(), "{id} is found by its id");
+        let records = everything(&store).await;
+        let ids: BTreeSet<MessageId> = records.iter().map(|record| record.message.id).collect();
+        assert!(acknowledged.is_subset(&ids), "{} are lost", acknowledged.difference(&ids).count());
+        assert_eq!(ids.len(), records.len());
+        let counts = store.counts().await.unwrap();
+        let count = |status| records.iter().filter(|record| record.state.status == status).count() as u64;
+        assert_eq!(counts.pending, count(Status::Pending));
+        assert_eq!(counts.in_flight, count(Status::InFlight));
+        assert_eq!((counts.sent, counts.publish_success_total), (count(Status::Sent), count(Status::Sent)));
+        for record in records.iter().step_by(50) {
+            assert!(store.record(record.message.id).await.unwrap().is_some(), "it is found by its id");
         }
     }
     let store = server.store().await;
-    let pending = store.counts().await.unwrap().pending;
-    let relay = relay(&store).await;
-    assert_eq!(relay.drain(1_000, &sent()).await.len() as u64, pending, "all can be sent");
+    let counts = store.counts().await.unwrap();
+    bury(&store).await;
+    let sent = relay(&store).await.drain(1_000, &sent()).await.len() as u64;
+    assert_eq!(sent, counts.pending + counts.in_flight, "all that was left can be sent");
+}
+
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_unavailable_until_it_is_one_again() {
+    let server = Server::start(&DURABLE);
+    let store = server.store().await;
+    let command = |words: &[&str]| redis::cmd("REPLICAOF").arg(words).exec(&mut server.connection()).unwrap();
+    command(&["127.0.0.1", "1"]);
+    let error = store.append(vec![order("1").into()]).await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    command(&["NO", "ONE"]);
+    within(PATIENCE, "the primary", || async { store.append(vec![order("1").into()]).await.ok() }).await;
+    assert_eq!(store.counts().await.unwrap().pending, 1);
 }
 
 #[tokio::test]
@@ -176,7 +229,7 @@ async fn a_store_goes_on_by_itself_when_redis_is_back() {
         take: true,
         rule: Arc::new(free),
     };
-    let beaten = within(PATIENCE, "a beat", || async { store::Lanes::beat(&*store, &beat).await.ok() }).await;
+    let beaten = within(PATIENCE, "a beat", || async { store.beat(&beat).await.ok() }).await;
     assert_eq!(beaten.held, relay.held, "its leases outlived the server");
     relay.held = beaten.held;
     assert_eq!(relay.drain(10, &sent()).await.len(), 1);
@@ -247,9 +300,8 @@ async fn what_too_few_replicas_have_is_not_acknowledged_and_can_be_repeated() {
 
     // A claim that too few know of is given back, and is no crash of its message.
     let relay = relay(&store).await;
-    let order =
-        store::ClaimOrder { leases: relay.held.clone(), limit: 10, bytes: usize::MAX, rule: Arc::new(free) };
-    store::Claim::turn(&*store, Vec::new(), Some(order)).await.unwrap_err();
+    let order = ClaimOrder { leases: relay.held.clone(), limit: 10, bytes: usize::MAX, rule: Arc::new(free) };
+    store.turn(Vec::new(), Some(order)).await.unwrap_err();
     let record =
         store.list(&Filter::default(), Page { after: None, limit: 1, newest_first: false }).await.unwrap();
     assert_eq!(record.items[0].state, message::State::NEW);

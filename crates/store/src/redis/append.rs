@@ -125,15 +125,16 @@ fn hex(bytes: &[u8]) -> String {
 /// # Errors
 /// When the message could not be stored: Redis does not undo the rest of a MULTI for that, so it is seen beforehand.
 /// An id that is taken is only seen by Redis, after the rest was done: leave it fresh.
-pub fn append(pipe: &mut Pipeline, prefix: &str, message: &Message) -> Result<(), Invalid> {
-    message.check(&Limits::default())?;
+pub fn append(pipe: &mut Pipeline, prefix: &str, message: &Message) -> Result<(), Error> {
+    message.check(&Limits::default()).map_err(|invalid| Error::Refused(invalid.to_string()))?;
+    let prefix = Config { prefix: prefix.to_owned(), ..Config::new("") }.checked_prefix()?;
     // Changes nothing; but Redis refuses the whole MULTI when it is full and a command in it needs memory, and it does
     // not know that of a script.
     let mut room = cmd("SETRANGE");
     room.arg(format!("{prefix}:full")).arg(0).arg("");
     // In full: a hash that Redis has forgotten would fail after the rest of the MULTI was done.
     let mut send = cmd("EVAL");
-    send.arg(send_script()).arg(1).arg(prefix);
+    send.arg(send_script()).arg(1).arg(&prefix);
     send.arg(&message.topic).arg(message.key.as_deref().unwrap_or_default()).arg(&message.payload[..]);
     send.arg(message.id.to_string()).arg(headers_json(message));
     send.arg(message.kind.as_deref().unwrap_or_default()).arg(&message.content_type);

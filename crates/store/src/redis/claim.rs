@@ -27,7 +27,7 @@ const TRIES: usize = 8;
 const TOPICS: usize = 4_000;
 
 /// Messages in one turn, whatever the relay asks for: others wait while the script runs.
-const MOST: usize = 2_000;
+const MOST: usize = 1_000;
 
 /// The fields of a row, as `claim.lua` reads them.
 const FIELDS: [&str; 14] = [

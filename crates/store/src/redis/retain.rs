@@ -12,10 +12,10 @@ use super::settle::wait;
 use crate::{Error, Retention};
 
 /// Records looked at in one script.
-const LOOK: usize = 250;
+const LOOK: usize = 100;
 
 /// Scripts in one call, for each kind of record.
-const ROUNDS: usize = 20;
+const ROUNDS: usize = 50;
 
 /// Idempotency keys, and audit entries, forgotten in one call.
 const FORGET: usize = 1_000;

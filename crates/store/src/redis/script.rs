@@ -124,6 +124,9 @@ impl RedisStore {
             Err(error) if forgotten(&error) => self.with_wait(connection, &call.in_full()).await,
             other => other,
         };
+        if let Err(error) = &replicated {
+            leave_replica(connection, error).await;
+        }
         let (answer, replicas) = replicated?;
         let shortfall = (replicas < self.replicas).then(|| too_few(replicas, self.replicas));
         Ok((answer.into(), shortfall))
@@ -143,9 +146,20 @@ impl RedisStore {
 }
 
 async fn run(connection: &mut ConnectionManager, call: &Call<'_>) -> Result<Value, RedisError> {
-    match call.command.query_async(connection).await {
+    let answer = match call.command.query_async(connection).await {
         Err(error) if forgotten(&error) => call.in_full().query_async(connection).await,
         other => other,
+    };
+    if let Err(error) = &answer {
+        leave_replica(connection, error).await;
+    }
+    answer
+}
+
+/// A primary that became a replica keeps its connections: ends this one, so that the next call asks again who is there.
+async fn leave_replica(connection: &mut ConnectionManager, error: &RedisError) {
+    if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+        let _: Result<Value, RedisError> = ::redis::cmd("QUIT").query_async(connection).await;
     }
 }
 
