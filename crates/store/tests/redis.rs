@@ -7,16 +7,17 @@ mod redis_place;
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use message::{Message, MessageId, Status};
 use redis::{Commands, Connection};
 use redis_place::{DURABLE, Place, Server, relay, relay_by};
 use store::redis::{RedisStore, append, library, send_script};
 use store::{
-    Append, Arrival, Filter, Inbox, InboxCounts, InboxRules, Inspect, Lanes, Page, Receipt, TopicRule, Work,
+    Append, Arrival, Claimed, Filter, Inbox, InboxCounts, InboxRules, Inspect, Lanes, Page, Receipt, Store,
+    TopicRule, Work,
 };
-use testkit::store::{dead, free, holding, sent};
+use testkit::store::{Relay, dead, free, holding, sent};
 
 const ALL: Page = Page { after: None, limit: 10_000, newest_first: false };
 
@@ -363,6 +364,53 @@ async fn the_number_of_lanes_changes_under_writers_and_order_is_kept() {
     }
     assert_eq!(seen.len(), 40);
     assert!(seen.values().all(|count| *count == 200), "{seen:?}");
+}
+
+/// Beats, gives back what others should have, takes and settles, until `all` messages are through.
+async fn carry(mut relay: Relay, sink: Arc<Mutex<Vec<Claimed>>>, all: usize) {
+    while sink.lock().unwrap().len() < all {
+        let surplus = relay.beat().await.surplus;
+        let back = relay.held.split_off(relay.held.len() - surplus);
+        relay.store.release(&back).await.unwrap();
+        let batches = relay.claim(50).await;
+        let claimed = batches.iter().flat_map(|batch| batch.messages.clone());
+        sink.lock().unwrap().extend(claimed);
+        relay.settle_all(&batches, &sent()).await;
+    }
+    relay.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_relays_and_sixteen_writers_lose_nothing_repeat_nothing_and_keep_each_key_in_order() {
+    const EACH: usize = 200;
+    let place = Place::new();
+    let sink: Arc<Mutex<Vec<Claimed>>> = Arc::default();
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        let store: Arc<dyn Store> = place.store().await;
+        tasks.push(tokio::spawn(carry(Relay::new(store), sink.clone(), 16 * EACH)));
+    }
+    for writer in 0..16 {
+        let store = place.store().await;
+        tasks.push(tokio::spawn(async move {
+            for number in 0..EACH {
+                let message = Message::new("orders", number.to_string()).key(format!("writer {writer}"));
+                store.append(vec![message.into()]).await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let mut next: BTreeMap<String, usize> = BTreeMap::new();
+    for claimed in sink.lock().unwrap().iter() {
+        let number = next.entry(claimed.message.key.clone().unwrap()).or_default();
+        assert_eq!(claimed.message.payload, number.to_string(), "{:?}", claimed.message.key);
+        *number += 1;
+    }
+    assert!(next.len() == 16 && next.values().all(|count| *count == EACH), "{next:?}");
+    let counts = place.store().await.counts().await.unwrap();
+    assert_eq!((counts.sent, counts.pending, counts.in_flight), (16 * EACH as u64, 0, 0));
 }
 
 #[tokio::test]

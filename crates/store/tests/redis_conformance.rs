@@ -1,29 +1,27 @@
 //! The contract of stores, rule by rule, on a real Redis.
 
 #![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+mod redis_place;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use store::redis::{Config, RedisStore};
+use redis_place::Place;
 use store::{Store, Work};
-use uuid::Uuid;
 
-/// A store under a prefix of its own; its keys are deleted at the end.
-struct Redis {
-    config: Config,
-}
+/// A store under a prefix of its own.
+struct Redis(Place);
 
 #[async_trait]
 impl testkit::store::Fixture for Redis {
     async fn fresh() -> Self {
-        let url = testkit::servers::url("redis");
-        let prefix = format!("{{conformance-{}}}", Uuid::new_v4().simple());
-        Self { config: Config { prefix, ..Config::new(url) } }
+        Self(Place::new())
     }
 
     async fn open(&self) -> Arc<dyn Store> {
-        Arc::new(RedisStore::connect(self.config.clone()).await.expect("the store can be opened"))
+        self.0.store().await
     }
 
     fn work(&self) -> Work {
@@ -32,21 +30,6 @@ impl testkit::store::Fixture for Redis {
 
     fn impossible_work(&self) -> Work {
         Work::Script("this is not = Lua".to_owned())
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        // A server that is gone has nothing to tidy up.
-        let Ok(client) = redis::Client::open(self.config.url.as_str()) else { return };
-        let Ok(mut connection) = client.get_connection() else { return };
-        let keys: Vec<Vec<u8>> =
-            redis::Commands::scan_match(&mut connection, format!("{}:*", self.config.prefix))
-                .map(|keys| keys.filter_map(Result::ok).collect())
-                .unwrap_or_default();
-        for some in keys.chunks(1_000) {
-            let _ = redis::cmd("UNLINK").arg(some).exec(&mut connection);
-        }
     }
 }
 

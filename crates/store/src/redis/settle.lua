@@ -1,8 +1,12 @@
 -- Writing what became of a batch: see settle.rs.
 
+-- Tries in vain that are kept for each message.
+local history
+
 -- Reads settlements and decides, before anything is written, which of them are too late.
 local function read_settlements(read)
   local settlements, spent = {}, {}
+  history = tonumber(read())
   for _ = 1, tonumber(read()) do
     local settlement = { lane = read(), epoch = read(), lease = read(), id = read(), verdicts = {} }
     for place = 1, tonumber(read()) do
@@ -39,7 +43,7 @@ end
 local function in_vain(seq, outcome, text)
   count('publish_failure_total', 1)
   redis.call('RPUSH', key('attempts:' .. seq), now .. ' ' .. outcome .. ' ' .. text)
-  redis.call('LTRIM', key('attempts:' .. seq), -100, -1)
+  redis.call('LTRIM', key('attempts:' .. seq), -history, -1)
 end
 
 -- Where seqs go and leave, a sorted set at a time.

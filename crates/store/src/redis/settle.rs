@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::script::Call;
-use crate::column::{clip, groups_json, millis};
+use crate::column::{HISTORY, clip, groups_json, millis};
 use crate::{Settlement, Verdict};
 
 /// The longest wait there is: past any, and still a number that Lua can count with and print.
@@ -18,7 +18,7 @@ pub(super) fn wait(duration: Duration) -> i64 {
 }
 
 pub(super) fn settlements(call: &mut Call<'_>, settlements: &[Settlement]) {
-    call.arg(settlements.len());
+    call.arg(HISTORY).arg(settlements.len());
     for Settlement { batch, lease, verdicts } in settlements {
         call.arg(lease.lane).arg(lease.epoch).arg(lease.id.to_string()).arg(batch.to_string());
         call.arg(verdicts.len());
