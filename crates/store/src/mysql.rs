@@ -79,6 +79,8 @@ pub struct MysqlStore {
     heart: Arc<tokio::sync::Mutex<Option<Conn>>>,
     /// How large messages have been.
     weight: Arc<claim::Weight>,
+    /// The topics that have been seen.
+    topics: Arc<candidate::Topics>,
     /// The last count of a long backlog.
     counted: Arc<inspect::Counted>,
     /// How far retention has looked.
@@ -116,6 +118,7 @@ impl MysqlStore {
             bell: Arc::default(),
             heart: Arc::default(),
             weight: Arc::default(),
+            topics: Arc::default(),
             counted: Arc::default(),
             cleaned: Arc::default(),
         })

@@ -3,13 +3,13 @@
 //! It takes no lane's lock: a consumer's transaction must not hold up a relay. An acknowledgement may so come before the
 //! settlement of its message, or at the same time; whoever reads who has not acknowledged looks at both tables.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use message::{Event, MessageId, State, Status, step};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Row, Value};
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::error::Trouble;
 use super::inspect::in_flight;
@@ -18,7 +18,7 @@ use super::session::Tx;
 use super::{MysqlStore, settle};
 use crate::column::between;
 use crate::tally::{Tally, Wait};
-use crate::{Acknowledged, Sent};
+use crate::{Acknowledged, Error, Sent};
 
 /// What is known of a message that somebody acknowledges.
 #[derive(Clone, Debug)]
@@ -65,20 +65,13 @@ pub(super) async fn acknowledge(
     if new.is_empty() {
         return Ok(answers);
     }
-    let late = write(tx, &new, now).await?;
+    write(tx, &new, now).await?;
     let by_seq: HashMap<i64, &Found> = found.values().map(|found| (found.seq, found)).collect();
-    for (seq, group) in new.iter().filter(|(seq, group)| !late.contains(&(*seq, (*group).to_owned()))) {
+    for (seq, _) in &new {
         tally.acknowledged();
         let sent_at = by_seq.get(seq).and_then(|found| found.sent_at);
         let waited = sent_at.map_or(Duration::ZERO, |sent_at| between(sent_at, now));
         tally.waited(Wait::SentToAcknowledged, waited);
-        tracing::trace!(seq, group, "acknowledged");
-    }
-    for ((id, group), answer) in done.iter().zip(&mut answers) {
-        let seq = found.get(id).map(|found| found.seq);
-        if *answer == Acknowledged::New && seq.is_some_and(|seq| late.contains(&(seq, group.clone()))) {
-            *answer = Acknowledged::Repeated;
-        }
     }
     if store.sent == Sent::Delete {
         let sent = found.values().filter(|found| found.state.status == Status::Sent);
@@ -138,34 +131,18 @@ async fn acknowledged(tx: &mut Tx<'_>, seqs: &[i64]) -> Result<HashSet<(i64, Str
     Ok(known)
 }
 
-/// Writes acknowledgements. Answers those that somebody else wrote at the same time.
-async fn write(
-    tx: &mut Tx<'_>,
-    new: &BTreeSet<(i64, &str)>,
-    now: i64,
-) -> Result<HashSet<(i64, String)>, Trouble> {
-    let rows = |pairs: &mut dyn Iterator<Item = &(i64, &str)>| {
-        Json::from(pairs.map(|(seq, group)| json!([seq, group])).collect::<Vec<_>>()).to_string()
-    };
-    let all = rows(&mut new.iter());
-    tx.exec_drop(include_str!("acknowledge/write.sql"), (at(now), &all)).await?;
-    let written = tx.affected_rows();
-    tx.exec_drop(include_str!("acknowledge/done.sql"), (&all,)).await?;
-    if written == new.len() as u64 {
-        return Ok(HashSet::new());
+/// Writes acknowledgements. [`Trouble::Again`] when somebody else wrote one of them at the same time: looked at again, it
+/// is a repeated one.
+async fn write(tx: &mut Tx<'_>, new: &BTreeSet<(i64, &str)>, now: i64) -> Result<(), Trouble> {
+    let rows = json!(new.iter().collect::<Vec<_>>()).to_string();
+    tx.exec_drop(include_str!("acknowledge/write.sql"), (at(now), &rows)).await?;
+    if tx.affected_rows() < new.len() as u64 {
+        return Err(Trouble::Again(Error::Unavailable {
+            reason: "the same acknowledgement came twice".to_owned(),
+            retry_after: Duration::ZERO,
+        }));
     }
-    // Which ones is seen one by one: this is rare.
-    let mut late = HashSet::new();
-    let seqs: Vec<i64> = new.iter().map(|(seq, _)| *seq).collect();
-    let sql = format!(
-        "SELECT seq, grp FROM acknowledgements WHERE seq IN ({}) AND acknowledged_at <> ?",
-        list(&seqs)
-    );
-    for mut row in tx.exec::<Row, _, _>(sql, (at(now),)).await? {
-        late.insert((row.number(0)?, row.text(1)?));
-    }
-    late.retain(|(seq, group)| new.contains(&(*seq, group.as_str())));
-    Ok(late)
+    Ok(tx.exec_drop(include_str!("acknowledge/done.sql"), (&rows,)).await?)
 }
 
 /// Removes messages that all who were asked have acknowledged.
@@ -176,18 +153,17 @@ async fn finish<'a>(
     known: &HashSet<(i64, String)>,
     tally: &mut Tally,
 ) -> Result<(), Trouble> {
-    let finished: BTreeMap<i64, ()> = sent
+    let finished: Vec<i64> = sent
         .filter(|found| {
             let groups = found.groups.as_deref().unwrap_or_default();
             groups.iter().all(|group| known.contains(&(found.seq, group.clone())))
         })
-        .map(|found| (found.seq, ()))
+        .map(|found| found.seq)
         .collect();
     if finished.is_empty() {
         return Ok(());
     }
-    let seqs: Vec<i64> = finished.into_keys().collect();
-    let removed = settle::remove(tx, &seqs).await?;
+    let removed = settle::remove(tx, &finished).await?;
     store.uncount(tally, removed);
     Ok(())
 }

@@ -5,9 +5,9 @@
 //! however long a backlog another lane has. Each pair of a topic and a stripe is a stream; the heads of all streams
 //! are read by one statement. Sent rows stand elsewhere in the index: their number makes no difference.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Mutex;
 
-use message::check_topic;
 use mysql_async::Row;
 use mysql_async::prelude::Queryable;
 
@@ -24,28 +24,70 @@ const LEAST: usize = 16;
 /// A message that may be claimed: its number and its slot.
 pub(super) type Candidate = (i64, u16);
 
-/// The topics that have sendable messages and whose rule lets some be taken.
-pub(super) async fn open_topics(
-    connection: &mut impl Queryable,
-    rule: &(dyn Fn(&str) -> TopicRule + Send + Sync),
-) -> Result<Vec<(String, TopicRule)>, Trouble> {
-    // The hint makes the server hop from topic to topic instead of reading what lies between.
-    let rows: Vec<Row> = connection
-        .exec(
-            "SELECT topic FROM outbox_events FORCE INDEX FOR GROUP BY (outbox_ready) WHERE ready = 1 GROUP BY topic",
-            (),
-        )
-        .await?;
-    let mut topics = Vec::with_capacity(rows.len());
-    for mut row in rows {
-        let topic = row.text(0)?;
-        let rule = rule(&topic);
-        // The column's check lets no other names in; what is not one never gets into a statement.
-        if rule.take > 0 && check_topic(&topic).is_ok() {
-            topics.push((topic, rule));
+/// Topics that have been seen. There may be others: whoever looks, looks into the gaps between them too.
+#[derive(Debug, Default)]
+pub(super) struct Topics(Mutex<BTreeSet<String>>);
+
+/// Topics that are remembered. Beyond that they are looked for anew.
+const REMEMBERED: usize = 1_000;
+
+impl Topics {
+    /// The topics that have sendable messages and whose rule lets some be taken.
+    ///
+    /// Nothing but seeks: a server left to itself reads the whole index to find out which topics are in it.
+    pub(super) async fn open(
+        &self,
+        connection: &mut impl Queryable,
+        rule: &(dyn Fn(&str) -> TopicRule + Send + Sync),
+    ) -> Result<Vec<(String, TopicRule)>, Trouble> {
+        loop {
+            let known = self.0.lock().expect("nobody panics while holding names").clone();
+            let found: BTreeSet<String> = connection.query(probes(&known)).await?.into_iter().collect();
+            let new: Vec<String> = found.difference(&known).cloned().collect();
+            if new.is_empty() {
+                let ruled = found.into_iter().map(|topic| (rule(&topic), topic));
+                return Ok(ruled
+                    .filter(|(rule, _)| rule.take > 0)
+                    .map(|(rule, topic)| (topic, rule))
+                    .collect());
+            }
+            // Between a new one and its neighbours there may be more.
+            let mut known = self.0.lock().expect("nobody panics while holding names");
+            if known.len() + new.len() > REMEMBERED {
+                known.clear();
+            }
+            known.extend(new);
         }
     }
-    Ok(topics)
+}
+
+/// A look at each topic and into each gap between two.
+fn probes(known: &BTreeSet<String>) -> String {
+    let probe = |range: String| {
+        format!(
+            "(SELECT topic FROM outbox_events FORCE INDEX (outbox_ready)
+              WHERE ready = 1 AND {range} ORDER BY topic LIMIT 1)"
+        )
+    };
+    let mut probes = Vec::with_capacity(known.len() * 2 + 1);
+    let mut last = String::new();
+    for topic in known {
+        let topic = quoted(topic);
+        probes.push(probe(match last.is_empty() {
+            true => format!("topic < {topic}"),
+            false => format!("topic > {last} AND topic < {topic}"),
+        }));
+        probes.push(probe(format!("topic = {topic}")));
+        last = topic;
+    }
+    probes.push(probe(if last.is_empty() { "true".to_owned() } else { format!("topic > {last}") }));
+    probes.join(" UNION ALL ")
+}
+
+/// A topic as it stands in a statement. The column's check lets no quote into one; should that be gone, a name with a
+/// quote in it finds nothing rather than something else.
+fn quoted(topic: &str) -> String {
+    format!("'{}'", topic.replace(['\'', '\\'], ""))
 }
 
 /// One topic's part of one stripe.
@@ -76,6 +118,8 @@ pub(super) struct Search<'a> {
     /// What cuts a lane's number out of a slot.
     pub(super) mask: u16,
     pub(super) limit: usize,
+    /// Messages that are sendable no more when this transaction ends.
+    pub(super) leaving: &'a HashSet<i64>,
 }
 
 impl Search<'_> {
@@ -84,12 +128,15 @@ impl Search<'_> {
         if streams.is_empty() || self.limit == 0 {
             return Ok(Found::default());
         }
-        let share = (self.limit.div_ceil(streams.len()) * 2).max(LEAST).min(self.limit);
+        // What is leaving stands at the front of its stream.
+        let most = self.limit + self.leaving.len();
+        let share = (most.div_ceil(streams.len()) * 2).max(LEAST).min(most);
         self.read(connection, &mut streams, share).await?;
-        let found: usize = streams.iter().map(|stream| stream.found.len()).sum();
+        let stays = |(seq, _): &&Candidate| !self.leaving.contains(seq);
+        let found: usize = streams.iter().map(|stream| stream.found.iter().filter(stays).count()).sum();
         if found < self.limit && streams.iter().any(|stream| stream.cut) {
             // Few lanes have nearly all: those are read on, once.
-            self.read(connection, &mut streams, self.limit).await?;
+            self.read(connection, &mut streams, most).await?;
         }
         Ok(self.merge(streams))
     }
@@ -124,10 +171,10 @@ impl Search<'_> {
         most: usize,
     ) -> Result<(), Trouble> {
         let open: Vec<usize> = (0..streams.len()).filter(|place| streams[*place].cut).collect();
-        let parts: Vec<String> = open
-            .iter()
-            .map(|place| streams[*place].sql(*place, &self.topics[streams[*place].topic].0, self.mask, most))
-            .collect();
+        let sql = |place: &usize| {
+            streams[*place].sql(*place, &self.topics[streams[*place].topic].0, self.mask, most)
+        };
+        let parts: Vec<String> = open.iter().map(sql).collect();
         let before: Vec<usize> = streams.iter().map(|stream| stream.found.len()).collect();
         for mut row in connection.query::<Row, _>(parts.join(" UNION ALL ")).await? {
             let (place, seq, slot): (usize, i64, u16) = (row.small(0)?, row.number(1)?, row.small(2)?);
@@ -154,7 +201,7 @@ impl Search<'_> {
         let mut by_topic: Vec<Vec<Candidate>> = vec![Vec::new(); self.topics.len()];
         let mut more = streams.iter().any(|stream| stream.cut);
         for stream in streams {
-            by_topic[stream.topic].extend(stream.found);
+            by_topic[stream.topic].extend(stream.found.iter().filter(|(seq, _)| !self.leaving.contains(seq)));
         }
         let mut candidates = Vec::new();
         for (mut found, (_, rule)) in by_topic.into_iter().zip(self.topics) {
@@ -172,7 +219,6 @@ impl Search<'_> {
 }
 
 impl Stream {
-    /// The topic needs no quoting: see [`open_topics`].
     fn sql(&self, number: usize, topic: &str, mask: u16, most: usize) -> String {
         let lanes = match self.lanes.is_empty() {
             true => String::new(),
@@ -181,7 +227,8 @@ impl Stream {
         let after = self.found.last().map(|(seq, _)| format!(" AND seq > {seq}")).unwrap_or_default();
         format!(
             "(SELECT {number}, seq, slot FROM outbox_events FORCE INDEX (outbox_ready)
-              WHERE topic = '{topic}' AND ready = 1 AND stripe = {}{after}{lanes} ORDER BY seq LIMIT {most})",
+              WHERE ready = 1 AND topic = {} AND stripe = {}{after}{lanes} ORDER BY seq LIMIT {most})",
+            quoted(topic),
             self.stripe
         )
     }
@@ -194,14 +241,29 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
+
+    #[test]
+    fn every_name_is_looked_for_once_known_or_not() {
+        let sql = probes(&BTreeSet::from(["b".to_owned(), "d'".to_owned()]));
+        for range in
+            ["topic < 'b'", "topic = 'b'", "topic > 'b' AND topic < 'd'", "topic = 'd'", "topic > 'd'"]
+        {
+            assert_eq!(sql.matches(&format!("ready = 1 AND {range} ORDER")).count(), 1, "{range} in {sql}");
+        }
+        assert!(probes(&BTreeSet::new()).contains("ready = 1 AND true ORDER"));
+    }
 
     fn rule(take: usize) -> TopicRule {
         TopicRule { take, hold_failed: true, hold_dead: true }
     }
 
+    static NONE: LazyLock<HashSet<i64>> = LazyLock::new(HashSet::new);
+
     fn search<'a>(topics: &'a [(String, TopicRule)], lanes: &'a BTreeSet<u16>, count: u16) -> Search<'a> {
-        Search { topics, lanes, mask: count - 1, limit: 10 }
+        Search { topics, lanes, mask: count - 1, limit: 10, leaving: &NONE }
     }
 
     #[test]
@@ -242,6 +304,18 @@ mod tests {
         ]);
         assert_eq!(found.candidates, [(1, 0), (4, 0), (5, 0), (8, 1)], "9 may come after an unread 6");
         assert!(found.more);
+    }
+
+    #[test]
+    fn what_is_leaving_is_not_found_again() {
+        let topics = [("a".to_owned(), rule(2))];
+        let lanes = BTreeSet::from([0]);
+        let leaving = HashSet::from([1, 2]);
+        let search = Search { leaving: &leaving, ..search(&topics, &lanes, 1) };
+        let found: Vec<Candidate> = (1..=5).map(|seq| (seq, 0)).collect();
+        let found =
+            search.merge(vec![Stream { topic: 0, stripe: 0, lanes: BTreeSet::new(), found, cut: false }]);
+        assert_eq!(found.candidates, [(3, 0), (4, 0)]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Taking messages: settle the last batches and choose the next ones, in one transaction.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,13 +10,14 @@ use mysql_async::Row;
 use mysql_async::prelude::Queryable;
 use uuid::Uuid;
 
-use super::candidate::{Candidate, Found, Search, open_topics};
+use super::candidate::{Candidate, Found, Search};
 use super::error::Trouble;
 use super::hold::{self, Holds};
 use super::lane::{self, Place, Standing};
 use super::row::{MESSAGE_COLUMNS, Read, at, at_text, list, message_columns};
 use super::session::{Tx, commit};
-use super::{MysqlStore, settle, tally};
+use super::settle::Accepted;
+use super::{MysqlStore, tally};
 use crate::column::{NO_HEADERS, between, word};
 use crate::pick::{Pick, Picker};
 use crate::tally::Tally;
@@ -96,8 +97,9 @@ impl MysqlStore {
         if place.draining {
             return Ok(None);
         }
-        let topics = open_topics(&mut connection, &*order.rule).await?;
-        let search = Search { topics: &topics, lanes: place.lanes(), mask: place.mask(), limit: 1 };
+        let topics = self.topics.open(&mut connection, &*order.rule).await?;
+        let leaving = &HashSet::new();
+        let search = Search { topics: &topics, lanes: place.lanes(), mask: place.mask(), limit: 1, leaving };
         if !search.run(&mut connection).await?.candidates.is_empty() {
             return Ok(None);
         }
@@ -108,6 +110,8 @@ impl MysqlStore {
         })
     }
 
+    /// Finds before it settles: what a settle takes out of the claim index is only marked there, and every look at it
+    /// in the same transaction would step over those marks one by one.
     async fn take_turn(
         &self,
         settlements: &[Settlement],
@@ -118,33 +122,43 @@ impl MysqlStore {
         let leases = leases.chain(order.iter().flat_map(|order| order.leases.iter().copied()));
         let mut place = lane::lock(&mut tx, leases.map(|lease| lease.lane)).await?;
         let mut standings = lane::standings(&mut tx, place.lanes()).await?;
+        let (accepted, fenced) = Accepted::new(settlements, &mut standings)?;
         let mut moved = Tally::default();
-        let mut fenced = Vec::new();
+        let mut hunt = match order {
+            None => None,
+            Some(order) => Some(self.hunt(&mut tx, &place, &standings, order, &accepted.leaving()).await?),
+        };
         if !settlements.is_empty() {
-            let (late, written) =
-                settle::settle(&mut tx, &place, &mut standings, settlements, self.sent, &mut moved).await?;
-            fenced = late;
+            let written = accepted.write(&mut tx, &place, self.sent, &mut moved).await?;
             place.draining |= written.lifted;
             place.holds |= written.placed;
         }
-        let left = place.draining && hold::drain(&mut tx, &place).await?;
-        let turn = match order {
+        let mut left = false;
+        if place.draining {
+            left = hold::drain(&mut tx, &place).await?;
+            // Those that were let go come before newer ones of their keys.
+            if let Some((hunt, order)) = hunt.as_mut().zip(order) {
+                *hunt = self.hunt(&mut tx, &place, &standings, order, &HashSet::new()).await?;
+            }
+        }
+        let turn = match hunt.zip(order) {
             None => Turn::default(),
-            Some(order) => self.claim(&mut tx, &place, &standings, order, &mut moved).await?,
+            Some((hunt, order)) => self.claim(&mut tx, &place, order, hunt, &mut moved).await?,
         };
         tally::write(moved, &mut tx, place.part()).await?;
         commit(tx).await?;
         Ok(Turn { fenced, more: turn.more || left && order.is_some(), ..turn })
     }
 
-    async fn claim(
+    /// Looks for what may be claimed.
+    async fn hunt(
         &self,
         tx: &mut Tx<'_>,
         place: &Place,
         standings: &HashMap<u16, Standing>,
         order: &ClaimOrder,
-        moved: &mut Tally,
-    ) -> Result<Turn, Trouble> {
+        leaving: &HashSet<i64>,
+    ) -> Result<Hunt, Trouble> {
         promote(tx, place).await?;
         let free = |lease: &&Lease| {
             let standing = standings.get(&lease.lane);
@@ -154,23 +168,46 @@ impl MysqlStore {
         let lanes: HashMap<u16, Lease> =
             order.leases.iter().filter(free).map(|lease| (lease.lane, *lease)).collect();
         if lanes.is_empty() {
+            return Ok(Hunt::default());
+        }
+        let topics = self.topics.open(tx, &*order.rule).await?;
+        let own: BTreeSet<u16> = lanes.keys().copied().collect();
+        let search = Search { topics: &topics, lanes: &own, mask: place.mask(), limit: order.limit, leaving };
+        let found = search.run(tx).await?;
+        Ok(Hunt { lanes, topics, found })
+    }
+
+    async fn claim(
+        &self,
+        tx: &mut Tx<'_>,
+        place: &Place,
+        order: &ClaimOrder,
+        hunt: Hunt,
+        moved: &mut Tally,
+    ) -> Result<Turn, Trouble> {
+        if hunt.lanes.is_empty() {
             return Ok(Turn::default());
         }
-        let topics = open_topics(tx, &*order.rule).await?;
-        let own: BTreeSet<u16> = lanes.keys().copied().collect();
-        let search = Search { topics: &topics, lanes: &own, mask: place.mask(), limit: order.limit };
-        let Found { candidates, more } = search.run(tx).await?;
-        let rules = topics.iter().map(|(topic, rule)| (topic.as_str(), *rule)).collect();
+        let rules = hunt.topics.iter().map(|(topic, rule)| (topic.as_str(), *rule)).collect();
         let mut claimant = Claimant::new(place, order, rules);
-        claimant.fill(tx, &candidates, &self.weight).await?;
-        let more = more || claimant.picker.left_some();
-        let batches = claimant.open(tx, &lanes, moved).await?;
+        claimant.fill(tx, &hunt.found.candidates, &self.weight).await?;
+        let more = hunt.found.more || claimant.picker.left_some();
+        let batches = claimant.open(tx, &hunt.lanes, moved).await?;
         let next_due = match batches.is_empty() {
             true => next_due(tx, place).await?.map(|due| between(place.now, due)),
             false => None,
         };
         Ok(Turn { fenced: Vec::new(), batches, more, next_due })
     }
+}
+
+/// What was found, and where.
+#[derive(Default)]
+struct Hunt {
+    /// The leases that are valid and have no open batch.
+    lanes: HashMap<u16, Lease>,
+    topics: Vec<(String, TopicRule)>,
+    found: Found,
 }
 
 /// When the first waiting message of our lanes is due.

@@ -48,8 +48,10 @@ macro_rules! record_columns {
 impl Inspect for MysqlStore {
     async fn record(&self, id: MessageId) -> Result<Option<Record>, Error> {
         self.run(move |store| async move {
-            let mut connection = store.connection().await?;
-            Ok(find(&mut connection, id).await?.map(|(record, _)| record))
+            let mut view = store.view().await?;
+            let found = find(&mut view, id).await?;
+            view.rollback().await?;
+            Ok(found.map(|(record, _)| record))
         })
         .await
     }
@@ -58,7 +60,12 @@ impl Inspect for MysqlStore {
         let filter = Arc::new(filter.clone());
         self.run(move |store| {
             let filter = Arc::clone(&filter);
-            async move { list(&mut store.connection().await?, &filter, page).await }
+            async move {
+                let mut view = store.view().await?;
+                let listed = list(&mut view, &filter, page).await?;
+                view.rollback().await?;
+                Ok(listed)
+            }
         })
         .await
     }
@@ -97,15 +104,16 @@ impl Inspect for MysqlStore {
 
     async fn holds(&self, limit: usize) -> Result<Vec<Hold>, Error> {
         self.run(move |store| async move {
-            let mut connection = store.connection().await?;
-            let in_flight = in_flight(&mut connection).await?;
-            let rows: Vec<Row> = connection
+            let mut view = store.view().await?;
+            let in_flight = in_flight(&mut view).await?;
+            let rows: Vec<Row> = view
                 .exec(
                     "SELECT h.topic, h.`key`, h.seq, e.id, e.status
                      FROM holds h LEFT JOIN outbox_events e ON e.seq = h.seq ORDER BY h.topic, h.`key` LIMIT ?",
                     (limit,),
                 )
                 .await?;
+            view.rollback().await?;
             let hold = |mut row: Row| -> Result<Hold, Trouble> {
                 let flies = in_flight.contains_key(&row.number(2)?);
                 let rest = row.optional_text(4)?.and_then(|word| word.parse().ok());
@@ -167,9 +175,8 @@ pub(super) async fn in_flight(connection: &mut impl Queryable) -> Result<InFligh
     Ok(messages)
 }
 
-/// Reads one message, whoever holds it, and its slot.
-///
-/// Batches first: a message that is settled in between is read as settled, never as what it was before it was claimed.
+/// Reads one message, whoever holds it, and its slot. In one view of all tables, or under the lock of its lane: what
+/// is in flight is seen in two looks.
 pub(super) async fn find(
     connection: &mut impl Queryable,
     id: MessageId,
@@ -189,9 +196,7 @@ pub(super) async fn find(
 fn record(mut row: Row, in_flight: &InFlight) -> Result<(Record, u16), Error> {
     const FIRST: usize = MESSAGE_COLUMNS;
     let seq = row.number(FIRST + 6)?;
-    let sent_at = row.optional_time(FIRST + 9)?;
-    // One that was settled since the batches were read is Sent, and no longer in flight.
-    let locked_until = in_flight.get(&seq).filter(|_| sent_at.is_none());
+    let locked_until = in_flight.get(&seq);
     let record = Record {
         seq,
         message: row.message()?,
@@ -201,7 +206,7 @@ fn record(mut row: Row, in_flight: &InFlight) -> Result<(Record, u16), Error> {
         next_attempt_at: row.optional_time(FIRST + 7)?,
         locked_until: locked_until.copied().map(time),
         last_error: row.optional_text(FIRST + 8)?,
-        sent_at,
+        sent_at: row.optional_time(FIRST + 9)?,
         dead_reason: row.optional_text(FIRST + 10)?,
         held: row.flag(FIRST + 11)?,
         acknowledgements: Vec::new(),
@@ -317,9 +322,8 @@ fn fits(filter: &Filter, record: &Record) -> bool {
 }
 
 impl MysqlStore {
-    /// In one transaction with one view of all tables: a settle in between must not be counted twice, or not at all.
     async fn count(&self) -> Result<Counts, Trouble> {
-        let mut tx = self.pool.start_transaction(snapshot()).await?;
+        let mut tx = self.view().await?;
         let mut counts = totals(&mut tx).await?;
         let row: Option<Row> =
             tx.exec_first("SELECT coalesce(sum(size), 0), coalesce(sum(failed), 0) FROM batches", ()).await?;
@@ -367,16 +371,6 @@ impl MysqlStore {
             Some((Instant::now(), counted));
         Ok(counted)
     }
-}
-
-/// One view of all tables, and no lock.
-fn snapshot() -> mysql_async::TxOpts {
-    let mut options = mysql_async::TxOpts::default();
-    options
-        .with_isolation_level(mysql_async::IsolationLevel::RepeatableRead)
-        .with_consistent_snapshot(true)
-        .with_readonly(true);
-    options
 }
 
 async fn totals(connection: &mut impl Queryable) -> Result<Counts, Trouble> {

@@ -121,9 +121,11 @@ async fn remove(store: &MysqlStore, found: &[(i64, u16)], retention: &Retention)
     if gone.is_empty() {
         return Ok(0);
     }
+    let dead = gone.len() as u64 - sent;
     let removed = settle::remove(&mut tx, &gone).await?;
     let mut moved = Tally::default();
-    store.uncount(&mut moved, sent);
+    // The last who acknowledges a message may have removed it first.
+    store.uncount(&mut moved, removed.saturating_sub(dead));
     tally::write(moved, &mut tx, place.part()).await?;
     commit(tx).await?;
     Ok(removed)

@@ -100,6 +100,19 @@ impl MysqlStore {
         }
     }
 
+    /// One view of all tables, and no lock: what a settle moves from one to another is seen once, in one place.
+    pub(super) async fn view(&self) -> Result<Tx<'static>, Trouble> {
+        let mut options = TxOpts::default();
+        options
+            .with_isolation_level(IsolationLevel::RepeatableRead)
+            .with_consistent_snapshot(true)
+            .with_readonly(true);
+        match tokio::time::timeout(PATIENCE, self.pool.start_transaction(options)).await {
+            Ok(transaction) => Ok(transaction?),
+            Err(_) => Err(Trouble::Final(silent())),
+        }
+    }
+
     /// Runs `attempt` to its end, again when it was rolled back through no fault of its own, whatever becomes of the
     /// caller.
     pub(super) async fn run<T, F>(&self, attempt: impl Fn(Self) -> F + Send + 'static) -> Result<T, Error>

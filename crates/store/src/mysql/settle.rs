@@ -1,6 +1,6 @@
 //! Writing what became of batches: the verdicts of a turn are gathered, and each kind is one statement.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use message::{Event, Next, State, step};
@@ -77,8 +77,8 @@ struct Rows {
     tried: BTreeSet<i64>,
 }
 
-/// The settlements of one turn.
-pub(super) struct Settler<'a> {
+/// The settlements of one turn, as they are gathered.
+struct Settler<'a> {
     now: i64,
     keep: bool,
     holds: Holds,
@@ -86,53 +86,72 @@ pub(super) struct Settler<'a> {
     tally: &'a mut Tally,
 }
 
-/// Settles what may be settled. Answers the batches that came too late, and what became of holds.
-pub(super) async fn settle(
-    tx: &mut Tx<'_>,
-    place: &Place,
-    standings: &mut HashMap<u16, Standing>,
-    settlements: &[Settlement],
-    sent: Sent,
-    tally: &mut Tally,
-) -> Result<(Vec<BatchId>, Written), Trouble> {
-    let mut fenced = Vec::new();
-    let mut lanes = BTreeSet::new();
-    let mut verdicts: Vec<(i64, &Verdict)> = Vec::new();
-    for settlement in settlements {
-        let standing = standings.get_mut(&settlement.lease.lane);
-        match standing.and_then(|standing| standing.close(&settlement.batch.to_string(), &settlement.lease)) {
-            None => fenced.push(settlement.batch),
-            Some(open) => {
-                if !open.seqs.iter().eq(settlement.verdicts.iter().map(|(seq, _)| seq)) {
-                    return Err(Trouble::Final(Error::Refused(format!(
-                        "batch {} has {} messages and the settlement does not name exactly these",
-                        settlement.batch,
-                        open.seqs.len()
-                    ))));
-                }
-                lanes.insert(settlement.lease.lane);
-                verdicts.extend(settlement.verdicts.iter().map(|(seq, verdict)| (*seq, verdict)));
+/// Settlements that may be written.
+#[derive(Default)]
+pub(super) struct Accepted<'a> {
+    lanes: BTreeSet<u16>,
+    verdicts: Vec<(i64, &'a Verdict)>,
+}
+
+impl<'a> Accepted<'a> {
+    /// Takes the batches of `settlements` out of `standings`. Answers also those that come too late.
+    pub(super) fn new(
+        settlements: &'a [Settlement],
+        standings: &mut HashMap<u16, Standing>,
+    ) -> Result<(Self, Vec<BatchId>), Error> {
+        let mut accepted = Self::default();
+        let mut fenced = Vec::new();
+        for Settlement { batch, lease, verdicts } in settlements {
+            let standing = standings.get_mut(&lease.lane);
+            let Some(open) = standing.and_then(|standing| standing.close(&batch.to_string(), lease)) else {
+                fenced.push(*batch);
+                continue;
+            };
+            if !open.seqs.iter().eq(verdicts.iter().map(|(seq, _)| seq)) {
+                return Err(Error::Refused(format!(
+                    "batch {batch} has {} messages and the settlement does not name exactly these",
+                    open.seqs.len()
+                )));
+            }
+            accepted.lanes.insert(lease.lane);
+            accepted.verdicts.extend(verdicts.iter().map(|(seq, verdict)| (*seq, verdict)));
+        }
+        Ok((accepted, fenced))
+    }
+
+    /// Messages that are sendable until this is written, and then no more.
+    pub(super) fn leaving(&self) -> HashSet<i64> {
+        let stays = |verdict: &Verdict| matches!(verdict, Verdict::Released { .. });
+        self.verdicts.iter().filter(|(_, verdict)| !stays(verdict)).map(|(seq, _)| *seq).collect()
+    }
+
+    /// Writes them. Answers what became of holds.
+    pub(super) async fn write(
+        mut self,
+        tx: &mut Tx<'_>,
+        place: &Place,
+        sent: Sent,
+        tally: &mut Tally,
+    ) -> Result<Written, Trouble> {
+        lane::close(tx, &self.lanes).await?;
+        self.verdicts.retain(|(_, verdict)| !matches!(verdict, Verdict::Released { error: None }));
+        let seqs: Vec<i64> = self.verdicts.iter().map(|(seq, _)| *seq).collect();
+        let befores = befores(tx, &seqs).await?;
+        let keep = sent != Sent::Delete;
+        let mut settler =
+            Settler { now: place.now, keep, holds: Holds::default(), rows: Rows::default(), tally };
+        if place.holds || self.verdicts.iter().any(|(_, verdict)| holds(verdict)) {
+            let keys =
+                befores.values().filter_map(|before| Some((before.topic.as_str(), before.key.as_deref()?)));
+            settler.holds.load(tx, keys).await?;
+        }
+        for (seq, verdict) in self.verdicts {
+            if let Some(before) = befores.get(&seq) {
+                settler.message(seq, before, verdict)?;
             }
         }
+        settler.write(tx).await
     }
-    lane::close(tx, &lanes).await?;
-    verdicts.retain(|(_, verdict)| !matches!(verdict, Verdict::Released { error: None }));
-    let seqs: Vec<i64> = verdicts.iter().map(|(seq, _)| *seq).collect();
-    let befores = befores(tx, &seqs).await?;
-    let keep = sent != Sent::Delete;
-    let mut settler = Settler { now: place.now, keep, holds: Holds::default(), rows: Rows::default(), tally };
-    if place.holds || verdicts.iter().any(|(_, verdict)| holds(verdict)) {
-        let keys =
-            befores.values().filter_map(|before| Some((before.topic.as_str(), before.key.as_deref()?)));
-        settler.holds.load(tx, keys).await?;
-    }
-    for (seq, verdict) in verdicts {
-        if let Some(before) = befores.get(&seq) {
-            settler.message(seq, before, verdict)?;
-        }
-    }
-    let written = settler.write(tx).await?;
-    Ok((fenced, written))
 }
 
 /// Whether later messages of its key wait for it from now on.

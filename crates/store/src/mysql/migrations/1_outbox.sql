@@ -44,8 +44,8 @@ CREATE TABLE IF NOT EXISTS outbox_events (
     CONSTRAINT outbox_headers_are_a_json_object CHECK (json_type(headers) = 'OBJECT'),
     CONSTRAINT outbox_ack_groups_are_a_json_array CHECK (ack_groups IS NULL OR json_type(ack_groups) = 'ARRAY'),
     UNIQUE INDEX outbox_id (id),
-    -- The claim reads this and nothing else. The topic first: topics are found by hops from one to the next.
-    INDEX outbox_ready (topic, ready, stripe, seq, slot),
+    -- The claim reads this and nothing else.
+    INDEX outbox_ready (ready, topic, stripe, seq, slot),
     -- What is where, in the order of writing: lists, counts and the oldest.
     INDEX outbox_status_seq (status, ready, seq),
     INDEX outbox_due (next_attempt_at, slot),
