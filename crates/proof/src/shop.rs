@@ -4,6 +4,10 @@
 //! transaction, the handler writes its effect in the transaction of the mark, and the tables are read as they are:
 //! the checker believes no store's own word.
 
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod sqlite;
@@ -159,6 +163,10 @@ impl Address {
     /// When the server cannot be reached or refuses.
     pub async fn create(&self) -> Result<()> {
         match self.kind() {
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => postgres::create(self).await,
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => mysql::create(self).await,
             _ => Ok(()),
         }
     }
@@ -169,6 +177,10 @@ impl Address {
     /// When the server cannot be reached or refuses.
     pub async fn remove(&self) -> Result<()> {
         match self.kind() {
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => postgres::remove(self).await,
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => mysql::remove(self).await,
             #[cfg(feature = "redis")]
             "redis" | "rediss" => redis::remove(self).await,
             _ => Ok(()),
@@ -182,6 +194,10 @@ impl Address {
     pub async fn open(&self) -> Result<Arc<dyn Shop>> {
         Ok(match self.kind() {
             "sqlite" => Arc::new(sqlite::SqliteShop::open(self)?),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Arc::new(postgres::PostgresShop::open(self).await?),
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => Arc::new(mysql::MysqlShop::open(self).await?),
             #[cfg(feature = "redis")]
             "redis" | "rediss" => Arc::new(redis::RedisShop::open(self).await?),
             other => bail!(
@@ -189,5 +205,36 @@ impl Address {
                  postgres://, mysql:// or redis://, and build with that feature"
             ),
         })
+    }
+
+    /// The server's URL with this database in it.
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    fn url(&self) -> String {
+        let (rest, parameters) = match self.store.split_once('?') {
+            Some((rest, parameters)) => (rest, format!("?{parameters}")),
+            None => (&*self.store, String::new()),
+        };
+        let authority = rest.find("://").map_or(0, |colon| colon + 3);
+        let end = rest[authority..].find('/').map_or(rest.len(), |slash| authority + slash);
+        format!("{}/{}{parameters}", &rest[..end], self.name)
+    }
+}
+
+#[cfg(all(test, any(feature = "postgres", feature = "mysql")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_database_takes_the_place_of_the_urls_own() {
+        let cases = [
+            ("postgres://u:p@host:1", "postgres://u:p@host:1/fresh"),
+            ("postgres://u:p@host:1/", "postgres://u:p@host:1/fresh"),
+            ("postgres://u@host/postgres?sslmode=disable", "postgres://u@host/fresh?sslmode=disable"),
+            ("mysql://root@127.0.0.1:3306/a", "mysql://root@127.0.0.1:3306/fresh"),
+        ];
+        for (store, expected) in cases {
+            let address = Address { store: store.to_owned(), name: "fresh".to_owned() };
+            assert_eq!(address.url(), expected);
+        }
     }
 }

@@ -75,7 +75,12 @@ pub struct Work {
 
 /// How messages that the broker turned away are tried again: soon, and for as long as it takes.
 pub(crate) fn retry() -> RetryPolicy {
-    RetryPolicy { first: Duration::from_millis(200), max_attempts: 1_000, ..RetryPolicy::default() }
+    RetryPolicy {
+        first: Duration::from_millis(200),
+        cap: Duration::from_secs(2),
+        max_attempts: 1_000,
+        ..RetryPolicy::default()
+    }
 }
 
 /// Works on the server at `store` until the standard input is closed.

@@ -25,8 +25,8 @@ async fn thirty_kills_lose_nothing_double_nothing_and_keep_every_key_in_order() 
 
 on! { postgres mariadb redis:
     async fn kills_lose_nothing_double_nothing_and_keep_every_key_in_order(store: &str) {
-        let life = Duration::from_millis(1_500);
-        holds(Kill { messages: 20_000, keys: 1_000, kills: 12, life }, store).await;
+        let life = Duration::from_millis(2_000);
+        holds(Kill { messages: 20_000, keys: 1_000, kills: 10, life }, store).await;
     }
 }
 
