@@ -25,7 +25,6 @@ pub(super) struct Server {
     policy: Option<String>,
     aof: Option<bool>,
     fsync: Option<String>,
-    replicas: Option<u32>,
 }
 
 impl Server {
@@ -55,7 +54,6 @@ impl Server {
             policy: field("maxmemory_policy"),
             aof: number("aof_enabled").map(|on| on == 1),
             fsync: None,
-            replicas: number("connected_slaves").and_then(|count| u32::try_from(count).ok()),
         }
     }
 
@@ -223,7 +221,7 @@ mod tests {
     #[test]
     fn info_is_read() {
         let info = "# Server\r\nredis_version:7.0.15\r\nrole:slave\r\nmaxmemory:100\r\nmaxmemory_policy:volatile-lru\r\n\
-                    aof_enabled:1\r\ncluster_enabled:1\r\nconnected_slaves:2\r\n";
+                    aof_enabled:1\r\ncluster_enabled:1\r\n";
         let expected = Server {
             version: (7, 0),
             replica: true,
@@ -232,7 +230,6 @@ mod tests {
             policy: Some("volatile-lru".to_owned()),
             aof: Some(true),
             fsync: None,
-            replicas: Some(2),
         };
         assert_eq!(Server::from_info(info), expected);
     }
