@@ -9,6 +9,8 @@ mod amend;
 mod append;
 mod candidate;
 mod claim;
+#[cfg(feature = "diesel")]
+pub mod diesel;
 mod error;
 mod hold;
 mod inbox;
@@ -16,12 +18,19 @@ mod inspect;
 mod lane;
 mod lanes;
 mod migrate;
+mod once;
+mod partition;
 mod retain;
 mod row;
+#[cfg(feature = "sea-orm")]
+pub mod sea_orm;
 mod server;
 mod session;
 mod settle;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod tally;
+mod versions;
 mod wake;
 
 use std::fmt;
@@ -29,8 +38,10 @@ use std::sync::Arc;
 
 use mysql_async::{Conn, Opts, Pool};
 
-pub use append::append;
+pub use append::{append, append_for};
 pub use migrate::{MIGRATIONS, Migration, migrate, pending, schema};
+pub use once::{acknowledge, once};
+pub use versions::{newer, swap};
 
 use crate::{Error, Sent};
 
@@ -74,6 +85,8 @@ pub struct MysqlStore {
     sent: Sent,
     /// Rows that are deleted count themselves out.
     trigger: bool,
+    /// The table refuses an id that is taken. One in partitions cannot.
+    unique: bool,
     bell: Arc<tokio::sync::Notify>,
     /// The heartbeat's own connection: it must not wait for one of the pool.
     heart: Arc<tokio::sync::Mutex<Option<Conn>>>,
@@ -108,13 +121,18 @@ impl MysqlStore {
             migrate::check(&mut connection).await?;
         }
         server::check_tables(&mut connection).await?;
+        if config.sent == Sent::Partition {
+            partition::make(&mut connection).await?;
+        }
         let trigger = migrate::has_trigger(&mut connection).await?;
+        let unique = !partition::is_made(&mut connection).await?;
         connection.disconnect().await?;
         Ok(Self {
             pool: Pool::new(options.clone()),
             options,
             sent: config.sent,
             trigger,
+            unique,
             bell: Arc::default(),
             heart: Arc::default(),
             weight: Arc::default(),

@@ -13,7 +13,7 @@ use super::error::Trouble;
 use super::row::{Read, at};
 use super::session::{Tx, commit};
 use crate::column::{groups_json, headers_json};
-use crate::{Append, Appended, Error, NewMessage, Once, Sent, Turned};
+use crate::{Append, Appended, Error, NewMessage, Once, Turned};
 
 /// What becomes of each message of a call.
 type Results = Vec<Option<Result<Appended, Turned>>>;
@@ -49,6 +49,19 @@ impl Append for MysqlStore {
 /// A call that is dropped may have written the message into the transaction: roll it back.
 pub async fn append(connection: &mut impl Queryable, message: &Message) -> Result<(), Driver> {
     connection.exec_drop(include_str!("append.sql"), values(message, None)).await
+}
+
+/// Like [`append`], naming the groups that must acknowledge. `once` is not looked at: the caller's own
+/// transaction decides whether it writes.
+///
+/// # Errors
+/// As [`append`].
+///
+/// # Cancel safety
+/// As [`append`].
+pub async fn append_for(connection: &mut impl Queryable, new: &NewMessage) -> Result<(), Driver> {
+    let row = values(&new.message, new.ack_groups.as_deref());
+    connection.exec_drop(include_str!("append.sql"), row).await
 }
 
 /// The values of one row, in the order of `append.sql`.
@@ -105,8 +118,7 @@ impl MysqlStore {
         if self.append_plainly(messages, &open, &mut results).await? {
             return Ok(results.into_iter().flatten().collect());
         }
-        let mut writer =
-            Writer { tx: self.begin().await?, messages, results, unique: self.sent != Sent::Partition };
+        let mut writer = Writer { tx: self.begin().await?, messages, results, unique: self.unique };
         // A name or an id that comes twice in one call is looked at again when the first has its result.
         while !open.is_empty() {
             open = writer.round(&open).await?;
@@ -123,7 +135,7 @@ impl MysqlStore {
         open: &[usize],
         results: &mut Results,
     ) -> Result<bool, Trouble> {
-        let plain = self.sent != Sent::Partition && open.iter().all(|place| messages[*place].once.is_none());
+        let plain = self.unique && open.iter().all(|place| messages[*place].once.is_none());
         if open.is_empty() {
             return Ok(true);
         }

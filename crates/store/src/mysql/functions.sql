@@ -16,6 +16,10 @@ BEGIN
         lpad(hex(floor(unix_timestamp(now(3)) * 1000) >> 16), 8, '0'), '-',
         lpad(hex(floor(unix_timestamp(now(3)) * 1000) & 65535), 4, '0'), '-7',
         insert(insert(left(sha2(uuid(), 256), 18), 4, 0, '-8'), 9, 0, '-')));
+    IF NOT json_valid(send_payload) THEN
+        SIGNAL SQLSTATE '45000'
+            SET MESSAGE_TEXT = 'postrider_send: the payload is no JSON; insert other content with INSERT INTO outbox_events';
+    END IF;
     INSERT INTO outbox_events (id, topic, `key`, payload) VALUES (message_id, send_topic, send_key, send_payload);
     RETURN message_id;
 END //

@@ -21,9 +21,10 @@ pub struct Migration {
 }
 
 /// Every step, oldest first. A step that was released is never changed; a new one is added.
-pub const MIGRATIONS: [Migration; 2] = [
+pub const MIGRATIONS: [Migration; 3] = [
     Migration { version: 1, name: "outbox", sql: include_str!("migrations/1_outbox.sql") },
     Migration { version: 2, name: "inbox", sql: include_str!("migrations/2_inbox.sql") },
+    Migration { version: 3, name: "versions", sql: include_str!("migrations/3_versions.sql") },
 ];
 
 /// Functions for other languages and a trigger: useful, and not everybody may make them.
@@ -84,19 +85,32 @@ pub(super) async fn bring(connection: &mut Conn) -> Result<Vec<Migration>, Error
     if missing(connection).await?.is_empty() {
         return Ok(Vec::new());
     }
-    // Names of locks are the whole server's; databases beside this one need not wait.
-    let lock = "concat('postrider:', md5(database()))";
+    alone(connection).await?;
+    let applied = apply(connection).await;
+    done(connection).await?;
+    applied
+}
+
+/// The lock of those who change the schema. Names of locks are the whole server's; databases beside this one need not
+/// wait.
+const LOCK: &str = "concat('postrider:', md5(database()))";
+
+/// Waits until nobody else changes the schema.
+pub(super) async fn alone(connection: &mut Conn) -> Result<(), Error> {
     let locked: Option<Option<i64>> =
-        connection.query_first(format!("SELECT get_lock({lock}, {PATIENCE})")).await?;
-    if locked.flatten() != Some(1) {
-        return Err(Error::Unavailable {
+        connection.query_first(format!("SELECT get_lock({LOCK}, {PATIENCE})")).await?;
+    match locked.flatten() {
+        Some(1) => Ok(()),
+        _ => Err(Error::Unavailable {
             reason: "another process is changing the schema".to_owned(),
             retry_after: std::time::Duration::from_secs(5),
-        });
+        }),
     }
-    let applied = apply(connection).await;
-    connection.query_drop(format!("DO release_lock({lock})")).await?;
-    applied
+}
+
+/// Lets others change the schema.
+pub(super) async fn done(connection: &mut Conn) -> Result<(), Error> {
+    Ok(connection.query_drop(format!("DO release_lock({LOCK})")).await?)
 }
 
 async fn apply(connection: &mut Conn) -> Result<Vec<Migration>, Error> {

@@ -13,7 +13,7 @@ use mysql_async::{Params, Row};
 use super::error::Trouble;
 use super::row::{Read, at, list};
 use super::session::commit;
-use super::{MysqlStore, lane, settle, tally};
+use super::{MysqlStore, lane, partition, settle, tally};
 use crate::column::millis;
 use crate::tally::Tally;
 use crate::{Error, Retention, Sent};
@@ -41,8 +41,13 @@ struct Limits {
 
 impl Limits {
     fn new(store: &MysqlStore, retention: &Retention, now: i64) -> Self {
-        // Where sent records are deleted, only those are left that somebody acknowledged at an odd moment.
-        let sent = if store.sent == Sent::Delete { 0 } else { millis(retention.sent) };
+        let sent = match store.sent {
+            Sent::Keep => millis(retention.sent),
+            // Only those are left that somebody acknowledged at an odd moment.
+            Sent::Delete => 0,
+            // They go with their partition, unless something in it keeps it for too long.
+            Sent::Partition => millis(retention.sent).saturating_mul(2),
+        };
         Self { sent: now.saturating_sub(sent), dead: now.saturating_sub(millis(retention.dead)) }
     }
 
@@ -70,6 +75,9 @@ pub(super) async fn clean(store: &MysqlStore, retention: Retention) -> Result<u6
                 removed += remove(&store, chunk, &retention).await?;
             }
             sweep(&store).await?;
+            if store.sent == Sent::Partition {
+                removed += partition::rotate(&store, &retention).await?;
+            }
             Ok(removed)
         })
         .await

@@ -37,6 +37,25 @@ impl Database {
         Conn::from_url(self.url()).await.expect("the application can connect")
     }
 
+    /// Runs a script as people do: with the client's own command.
+    #[allow(dead_code, reason = "not every test file has a script")]
+    pub(crate) fn run_script(&self, script: &str) {
+        use std::io::Write;
+        let options = mysql_async::Opts::from_url(&self.url()).expect("the URL can be read");
+        let mut client = std::process::Command::new("mariadb")
+            .args(["--protocol=tcp", "--default-character-set=utf8mb4"])
+            .arg(format!("--host={}", options.ip_or_hostname()))
+            .arg(format!("--port={}", options.tcp_port()))
+            .arg(format!("--user={}", options.user().unwrap_or("root")))
+            .arg(format!("--password={}", options.pass().unwrap_or_default()))
+            .arg(&self.name)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("the command `mariadb` is there: it comes with the server");
+        client.stdin.take().expect("it reads").write_all(script.as_bytes()).expect("it reads the script");
+        assert!(client.wait().expect("it ends").success(), "the script can be run");
+    }
+
     async fn administer(&self) -> Conn {
         let options = mysql_async::Opts::from_url(&self.server).expect("the server's URL can be read");
         Conn::new(OptsBuilder::from_opts(options).prefer_socket(false))

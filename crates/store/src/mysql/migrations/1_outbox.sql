@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS outbox_events (
     -- all are NULL is the next best.
     held_key        VARBINARY(1024) GENERATED ALWAYS AS (if(held = 1, cast(`key` AS BINARY), NULL)) STORED,
     CONSTRAINT outbox_id_is_a_uuid CHECK (id RLIKE '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'),
-    CONSTRAINT outbox_topic_is_a_name CHECK (topic RLIKE '^[A-Za-z0-9._-]+$'),
+    CONSTRAINT outbox_topic_is_a_name CHECK (topic RLIKE '^[A-Za-z0-9._-]+$' AND topic NOT IN ('.', '..')),
     CONSTRAINT outbox_key_has_at_most_1024_bytes CHECK (length(`key`) <= 1024),
     CONSTRAINT outbox_headers_are_a_json_object CHECK (json_type(headers) = 'OBJECT'),
     CONSTRAINT outbox_ack_groups_are_a_json_array CHECK (ack_groups IS NULL OR json_type(ack_groups) = 'ARRAY'),

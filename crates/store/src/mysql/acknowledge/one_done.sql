@@ -1,0 +1,1 @@
+DELETE FROM unacknowledged WHERE grp = ? AND seq = ?

@@ -1,0 +1,1 @@
+SELECT grp FROM inbox_groups WHERE name = ?

@@ -1,0 +1,1 @@
+INSERT IGNORE INTO inbox_groups (name) VALUES (?)

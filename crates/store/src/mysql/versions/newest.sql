@@ -1,0 +1,1 @@
+SELECT version FROM inbox_versions WHERE scope = ? AND entity = ? FOR UPDATE

@@ -1,0 +1,1 @@
+UPDATE inbox_versions SET version = ? WHERE scope = ? AND entity = ?
