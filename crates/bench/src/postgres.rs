@@ -134,7 +134,7 @@ async fn bare(client: &Client, size: Size, delete: bool) -> Result<Duration> {
              INSERT INTO bare (id, topic, key, payload)
              SELECT gen_random_uuid(), 'orders', 'customer-' || n % {}, repeat('x', {})::bytea
              FROM generate_series(1, {}) n;
-             VACUUM ANALYZE bare",
+             ANALYZE bare",
             size.keys, size.payload, size.messages
         ))
         .await?;
