@@ -47,13 +47,7 @@ impl Publisher for Unsteady {
         let taken = batch.into_iter().zip(&fates).filter(|(_, fate)| fate.is_none());
         let mut outcomes =
             self.broker.publish(taken.map(|(outgoing, _)| outgoing).collect()).await.into_iter();
-        let next = || outcomes.next().unwrap_or(Outcome::Unconfirmed { error: "no outcome came".to_owned() });
-        fates
-            .into_iter()
-            .map({
-                let mut next = next;
-                move |fate| fate.unwrap_or_else(&mut next)
-            })
-            .collect()
+        let unheard = || Outcome::Unconfirmed { error: "no outcome came".to_owned() };
+        fates.into_iter().map(|fate| fate.or_else(|| outcomes.next()).unwrap_or_else(unheard)).collect()
     }
 }

@@ -6,7 +6,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -163,9 +163,7 @@ async fn writers(
     fail: &mpsc::Sender<anyhow::Error>,
 ) -> Result<Vec<std::thread::JoinHandle<()>>> {
     let committed = shop.orders().await?.len() as u64;
-    let left = Arc::new(Left(AtomicI64::new(
-        i64::try_from(work.messages.saturating_sub(committed)).unwrap_or(i64::MAX),
-    )));
+    let left = Arc::new(Left(AtomicU64::new(work.messages.saturating_sub(committed))));
     let start = |_| {
         let writer =
             Writer { work: work.clone(), shop: shop.clone(), left: left.clone(), closed: closed.clone() };
@@ -183,20 +181,18 @@ async fn writers(
 }
 
 /// Orders that are still to be written, by all writers of a process together.
-struct Left(AtomicI64);
+struct Left(AtomicU64);
 
 impl Left {
     /// Takes up to `most` of them.
     fn take(&self, most: u64) -> u64 {
-        let most = most.cast_signed();
-        let before = self.0.fetch_sub(most, Ordering::Relaxed);
-        let taken = before.clamp(0, most);
-        self.0.fetch_add(most - taken, Ordering::Relaxed);
-        taken.unsigned_abs()
+        let rest = |left: u64| Some(left.saturating_sub(most));
+        let Ok(before) = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest) else { return 0 };
+        before.min(most)
     }
 
     fn give_back(&self, orders: u64) {
-        self.0.fetch_add(orders.cast_signed(), Ordering::Relaxed);
+        self.0.fetch_add(orders, Ordering::Relaxed);
     }
 }
 
