@@ -242,8 +242,12 @@ async fn open_batches(tx: &Transaction, marks: &Marks, lanes: &[i16]) -> Result<
     let rows = tx
         .query(
             "SELECT b.lane, b.position, b.id, b.epoch, b.lease_id, b.seqs
-             FROM unnest($1::smallint[], $2::bigint[]) AS m(lane, settled) JOIN lanes l ON l.lane = m.lane
-             JOIN batches b ON b.lane = m.lane AND b.position > m.settled AND b.position > l.settled_to",
+             FROM unnest($1::smallint[], $2::bigint[]) AS m(lane, settled)
+             CROSS JOIN LATERAL (
+                 SELECT * FROM batches b
+                 WHERE b.lane = m.lane
+                       AND b.position > greatest(m.settled, (SELECT settled_to FROM lanes l WHERE l.lane = m.lane))
+                 ORDER BY b.position LIMIT 1) b",
             &[(&lanes, Type::INT2_ARRAY), (&settled, Type::INT8_ARRAY)],
         )
         .await?;
@@ -470,13 +474,7 @@ fn array(messages: &[Claimed]) -> String {
 }
 
 async fn remove_batches(tx: &Transaction, settled: &[(u16, i64)]) -> Result<(), Trouble> {
-    let (lanes, positions): (Vec<i16>, Vec<i64>) =
-        settled.iter().map(|(lane, position)| (small(*lane), *position)).unzip();
-    tx.execute(
-        "DELETE FROM batches b USING unnest($1::smallint[], $2::bigint[]) AS s(lane, position)
-         WHERE b.lane = s.lane AND b.position = s.position",
-        &[(&lanes, Type::INT2_ARRAY), (&positions, Type::INT8_ARRAY)],
-    )
-    .await?;
+    let positions: Vec<i64> = settled.iter().map(|(_, position)| *position).collect();
+    tx.execute("DELETE FROM batches WHERE position = ANY ($1)", &[(&positions, Type::INT8_ARRAY)]).await?;
     Ok(())
 }

@@ -29,21 +29,22 @@ pub(super) type Listening = Connection<Socket, <MakeRustlsConnect as MakeTlsConn
 
 /// What a transaction starts with.
 ///
-/// The time limits keep a transaction whose process or network died from holding its lanes for long. Sequential scans
-/// and compiled plans are never right for what we ask, however stale the table's statistics are.
+/// The time limits keep a transaction whose process or network died from holding its lanes for long. What we ask is
+/// answered by seeks in indexes: plans that walk through a whole table or index, or are compiled first, are never right,
+/// however stale the statistics are.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
     SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; \
-    SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+    SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
 /// For looking at several things as they were at one moment.
 const BEGIN_SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; \
     SET LOCAL idle_in_transaction_session_timeout = '30s'; \
-    SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+    SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
 /// For looking: every statement still sees what was committed before it.
 const BEGIN_READING: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
     SET LOCAL idle_in_transaction_session_timeout = '30s'; \
-    SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+    SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
 /// All ways to the database.
 pub(super) struct Connections {

@@ -315,8 +315,8 @@ async fn orphan(
 ) -> Result<(usize, usize), Trouble> {
     let rows = tx
         .query(
-            "DELETE FROM batches b USING lanes l
-             WHERE l.lane = ANY ($1) AND b.lane = l.lane AND b.position > l.settled_to RETURNING b.seqs",
+            "DELETE FROM batches WHERE position = ANY (ARRAY(SELECT position FROM open_batches WHERE lane = ANY ($1)))
+             RETURNING seqs",
             &[(&lanes, Type::INT2_ARRAY)],
         )
         .await?;
