@@ -36,7 +36,8 @@ async fn turns(relay: &Relay, count: usize) -> Vec<Duration> {
             lease: batch.lease,
             verdicts: batch.messages.iter().map(|claimed| (claimed.seq, sent())).collect(),
         };
-        let order = ClaimOrder { leases: relay.held.clone(), limit: 500, bytes: 1 << 24, rule: Arc::new(free) };
+        let order =
+            ClaimOrder { leases: relay.held.clone(), limit: 500, bytes: 1 << 24, rule: Arc::new(free) };
         let began = Instant::now();
         let turn = relay.store.turn(last.iter().map(settlement).collect(), Some(order)).await.unwrap();
         times.push(began.elapsed());
@@ -90,7 +91,10 @@ async fn turns_under_a_held_snapshot() {
     let database = Database::fresh().await;
     let (store, relay) = open(&database).await;
     let holder = database.application().await;
-    holder.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_events").await.unwrap();
+    holder
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_events")
+        .await
+        .unwrap();
     let observer = database.application().await;
     for minute in 0..4 {
         let began = Instant::now();
