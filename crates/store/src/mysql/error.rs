@@ -111,7 +111,7 @@ fn remedy(error: &ServerError) -> String {
         1049 => format!("{told}: make it with CREATE DATABASE … CHARACTER SET utf8mb4, or name another"),
         1044 | 1045 | 1698 => format!("{told}: check the user and password in the URL, and its grants"),
         1142 => format!(
-            "{told}: grant it SELECT, INSERT, UPDATE, DELETE, and to migrate also CREATE, ALTER, INDEX"
+            "{told}: grant it SELECT, INSERT, UPDATE, DELETE, and to migrate also CREATE, ALTER, DROP, INDEX and CREATE VIEW"
         ),
         1146 => format!("{told}: run `postrider migrate`"),
         _ => told,

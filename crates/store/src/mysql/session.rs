@@ -41,6 +41,10 @@ pub(super) fn options(url: &str, pool: usize) -> Result<Opts, Error> {
     if parsed.db_name().is_none_or(str::is_empty) {
         return Err(wrong("it names no database".to_owned()));
     }
+    if parsed.ssl_opts().is_some() {
+        // With two providers in one program the driver's own choice would panic. One that is set already stays.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    }
     let constraints = PoolConstraints::new(0, pool.max(2)).unwrap_or_default();
     let pool = PoolOpts::default()
         .with_constraints(constraints)

@@ -31,6 +31,13 @@ impl Database {
         format!("{}/{}", self.server, self.name)
     }
 
+    /// Where it is, for somebody else.
+    #[allow(dead_code, reason = "not every test file has another user")]
+    pub(crate) fn url_as(&self, user: &str, password: &str) -> String {
+        let options = mysql_async::Opts::from_url(&self.url()).expect("the URL can be read");
+        format!("mysql://{user}:{password}@{}:{}/{}", options.ip_or_hostname(), options.tcp_port(), self.name)
+    }
+
     /// A connection of the application's own.
     #[allow(dead_code, reason = "not every test file has an application")]
     pub(crate) async fn application(&self) -> Conn {
