@@ -22,6 +22,7 @@ mod lanes;
 mod mark;
 mod migrate;
 mod once;
+mod partition;
 mod retain;
 mod row;
 #[cfg(feature = "sea-orm")]
@@ -32,6 +33,7 @@ pub mod sqlx;
 mod sweep;
 mod tally;
 mod tls;
+mod versions;
 mod wake;
 
 use std::sync::Arc;
@@ -43,6 +45,7 @@ pub use append::{append, append_for};
 pub use config::Config;
 pub use migrate::{MIGRATIONS, Migration, migrate, pending, schema};
 pub use once::{acknowledge, once};
+pub use versions::{newer, swap};
 
 use crate::{Error, Sent};
 use connection::{Connections, Parameters, repeat};
@@ -54,6 +57,8 @@ use mark::Marks;
 pub struct PostgresStore {
     connections: Arc<Connections>,
     sent: Sent,
+    /// The table is in partitions.
+    parted: bool,
     bell: Arc<tokio::sync::Notify>,
     doorbell: Option<Arc<wake::Doorbell>>,
     marks: Arc<Marks>,
@@ -74,12 +79,16 @@ impl PostgresStore {
         let client = connections.dedicated().await?;
         migrate::check_server(&client).await?;
         migrate::prepare(&client, config.migrate).await?;
+        if config.sent == Sent::Partition && config.migrate {
+            partition::make(&client).await?;
+        }
         if config.doorbell {
             migrate::hang_doorbell(&client, config.migrate).await?;
         }
         Ok(Self {
             connections: Arc::new(connections),
             sent: config.sent,
+            parted: partition::is_made(&client).await?,
             bell: Arc::default(),
             doorbell: config.doorbell.then(Arc::default),
             marks: Arc::default(),

@@ -112,7 +112,7 @@ impl PostgresStore {
         let result = async {
             let begin = tx.begin();
             if places.iter().all(|place| messages[*place].once.is_none()) {
-                let insert = insert(&tx, messages, places);
+                let insert = insert(&tx, self.parted, messages, places);
                 let (begun, results) = tokio::join!(biased; begin, insert);
                 begun?;
                 return results;
@@ -121,7 +121,7 @@ impl PostgresStore {
             let (begun, remembered) = tokio::join!(biased; begin, keys);
             begun?;
             let (mut results, new) = remembered?;
-            let inserted = insert(&tx, messages, &new).await?;
+            let inserted = insert(&tx, self.parted, messages, &new).await?;
             forget(&tx, messages, &inserted).await?;
             resolve(messages, &inserted, &mut results);
             results.extend(inserted);
@@ -241,6 +241,7 @@ async fn forget(
 /// Inserts the messages at `places`, in order, in one statement.
 async fn insert(
     tx: &Transaction,
+    parted: bool,
     messages: &[NewMessage],
     places: &[usize],
 ) -> Result<Vec<(usize, Result<Appended, Turned>)>, Trouble> {
@@ -259,7 +260,7 @@ async fn insert(
     let groups: Vec<Option<String>> = of().map(|new| new.ack_groups.as_deref().map(groups_json)).collect();
     let rows = tx
         .query(
-            include_str!("append_many.sql"),
+            if parted { include_str!("append_to_parts.sql") } else { include_str!("append_many.sql") },
             &[
                 (&ids, Type::UUID_ARRAY),
                 (&topics, Type::TEXT_ARRAY),

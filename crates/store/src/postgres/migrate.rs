@@ -21,9 +21,10 @@ pub struct Migration {
 }
 
 /// Every step, oldest first. A step that was released is never changed; a new one is added.
-pub const MIGRATIONS: [Migration; 2] = [
+pub const MIGRATIONS: [Migration; 3] = [
     Migration { version: 1, name: "outbox", sql: include_str!("migrations/1_outbox.sql") },
     Migration { version: 2, name: "inbox", sql: include_str!("migrations/2_inbox.sql") },
+    Migration { version: 3, name: "versions", sql: include_str!("migrations/3_versions.sql") },
 ];
 
 /// The oldest server that has all that is used here.
@@ -162,9 +163,15 @@ async fn apply(client: &Client) -> Result<Vec<Migration>, Trouble> {
     }
 }
 
-async fn apply_missing(client: &Client) -> Result<Vec<Migration>, Trouble> {
+/// Waits until nobody else changes the schema, and keeps others from it until the transaction ends.
+pub(super) async fn alone(client: &Client) -> Result<(), Trouble> {
     let lock = "SELECT pg_advisory_xact_lock($1, hashtext(current_schema()))";
     client.execute_typed(lock, &[(&LOCK, Type::INT4)]).await?;
+    Ok(())
+}
+
+async fn apply_missing(client: &Client) -> Result<Vec<Migration>, Trouble> {
+    alone(client).await?;
     client.batch_execute(TABLE).await?;
     // Looked at again under the lock: another process may have been faster.
     let steps = missing(client).await?;

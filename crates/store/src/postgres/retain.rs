@@ -12,7 +12,7 @@ use tokio_postgres::types::Type;
 use super::connection::{Transaction, repeat};
 use super::error::Trouble;
 use super::row::before;
-use super::{PostgresStore, claim, tally};
+use super::{PostgresStore, claim, partition, tally};
 use crate::{Error, Retention};
 
 /// Rows removed in one transaction.
@@ -52,13 +52,22 @@ pub(super) async fn clean(store: &PostgresStore, retention: &Retention) -> Resul
         tx.end(begun.and(folded)).await
     })
     .await?;
+    if store.parted {
+        removed += partition::rotate(store, retention).await?;
+    }
     Ok(keys + audit + removed)
 }
 
 /// The times before which Sent and Dead records are too old.
-async fn limits(tx: &Transaction, retention: &Retention) -> Result<(DateTime<Utc>, DateTime<Utc>), Trouble> {
+async fn limits(
+    store: &PostgresStore,
+    tx: &Transaction,
+    retention: &Retention,
+) -> Result<(DateTime<Utc>, DateTime<Utc>), Trouble> {
     let now = tx.one("SELECT clock_timestamp()", &[]).await?.try_get(0)?;
-    Ok((before(now, retention.sent), before(now, retention.dead)))
+    // Those in a partition go with it, unless something in it keeps it for too long.
+    let sent = if store.parted { retention.sent.saturating_mul(2) } else { retention.sent };
+    Ok((before(now, sent), before(now, retention.dead)))
 }
 
 /// The records past retention among the next rows after `from`, and where to look next time.
@@ -70,7 +79,7 @@ async fn outdated(
     let tx = store.connections.transaction().await?;
     let result = async {
         tx.begin_reading().await?;
-        let (sent, dead) = limits(&tx, retention).await?;
+        let (sent, dead) = limits(store, &tx, retention).await?;
         let rows = tx
             .query(
                 concat!(
@@ -112,7 +121,7 @@ async fn remove(store: &PostgresStore, seqs: &[i64], retention: &Retention) -> R
     let tx = store.connections.transaction().await?;
     let result = async {
         tx.begin().await?;
-        let (sent, dead) = limits(&tx, retention).await?;
+        let (sent, dead) = limits(store, &tx, retention).await?;
         let rows = tx
             .query(
                 "SELECT DISTINCT e.slot & (s.value::smallint - 1::smallint)

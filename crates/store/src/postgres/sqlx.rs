@@ -87,3 +87,40 @@ pub async fn acknowledge(
     sqlx::query(include_str!("acknowledge.sql")).bind(group).bind(id.to_string()).execute(connection).await?;
     Ok(())
 }
+
+/// Whether `version` of `entity` is newer than any that was applied in `scope`; if so, it is the newest from now on.
+/// Ask in the transaction of the update: a stale message then leaves nothing behind.
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// A call that is dropped may have written the version into the transaction: roll it back.
+pub async fn newer(
+    connection: &mut PgConnection,
+    scope: &str,
+    entity: &str,
+    version: i64,
+) -> Result<bool, sqlx::Error> {
+    let query = sqlx::query("SELECT postrider_newer($1, $2, $3)").bind(scope).bind(entity).bind(version);
+    query.fetch_one(connection).await?.try_get(0)
+}
+
+/// Whether `expected` is the version of `entity` that was applied last in `scope` (0: none); if so, it is `version`
+/// from now on.
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// As [`newer`].
+pub async fn swap(
+    connection: &mut PgConnection,
+    scope: &str,
+    entity: &str,
+    expected: i64,
+    version: i64,
+) -> Result<bool, sqlx::Error> {
+    let query = sqlx::query("SELECT postrider_swap($1, $2, $3, $4)").bind(scope).bind(entity);
+    query.bind(expected).bind(version).fetch_one(connection).await?.try_get(0)
+}
