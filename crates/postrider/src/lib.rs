@@ -35,5 +35,11 @@ pub use store::{Append, Arrival, Handled, InboxRules, NewMessage, Store};
 pub use broker::embedded;
 #[cfg(feature = "sqlx")]
 pub use inbox::sqlx::{Permanent, Transactional};
+#[cfg(feature = "mysql")]
+pub use store::mysql::{self, MysqlStore};
+#[cfg(feature = "postgres")]
+pub use store::postgres::{self, PostgresStore};
+#[cfg(feature = "redis")]
+pub use store::redis::{self, RedisStore};
 #[cfg(feature = "sqlite")]
 pub use store::sqlite::{self, SqliteStore};
