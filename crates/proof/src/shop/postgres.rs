@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use inbox::Handler;
 use store::postgres::{Config, PostgresStore, append};
 use store::{Seq, Store};
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, NoTls, Statement};
 
 use super::{Address, Cursor, Order, Outbox, Sale, Shop, Till, customer};
 
@@ -78,7 +78,14 @@ impl Shop for PostgresShop {
     }
 
     async fn till(&self) -> Result<Box<dyn Till>> {
-        Ok(Box::new(PostgresTill(connect(&self.url).await?)))
+        let client = connect(&self.url).await?;
+        let free = "SELECT n + 1 FROM customers WHERE customer = $1 FOR UPDATE SKIP LOCKED";
+        Ok(Box::new(PostgresTill {
+            free: client.prepare(free).await?,
+            count: client.prepare("UPDATE customers SET n = $2 WHERE customer = $1").await?,
+            order: client.prepare("INSERT INTO orders VALUES ($1, $2)").await?,
+            client,
+        }))
     }
 
     async fn orders(&self) -> Result<Vec<Order>> {
@@ -116,19 +123,23 @@ impl Cursor for PostgresShop {
     }
 }
 
-struct PostgresTill(Client);
+struct PostgresTill {
+    client: Client,
+    free: Statement,
+    count: Statement,
+    order: Statement,
+}
 
 #[async_trait]
 impl Till for PostgresTill {
     async fn sell(&mut self, sale: &Sale) -> Result<u64> {
-        let transaction = self.0.transaction().await?;
+        let transaction = self.client.transaction().await?;
         let mut orders = 0;
         for customer in &sale.customers {
-            let free = "SELECT n + 1 FROM customers WHERE customer = $1 FOR UPDATE SKIP LOCKED";
-            let Some(row) = transaction.query_opt(free, &[customer]).await? else { continue };
+            let Some(row) = transaction.query_opt(&self.free, &[customer]).await? else { continue };
             let n: i64 = row.try_get(0)?;
-            transaction.execute("UPDATE customers SET n = $2 WHERE customer = $1", &[customer, &n]).await?;
-            transaction.execute("INSERT INTO orders VALUES ($1, $2)", &[customer, &n]).await?;
+            transaction.execute(&self.count, &[customer, &n]).await?;
+            transaction.execute(&self.order, &[customer, &n]).await?;
             let order = Order { customer: customer.clone(), n: number(n)? };
             append(&transaction, &order.message()?).await?;
             orders += 1;
