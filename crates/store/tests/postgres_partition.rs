@@ -33,12 +33,9 @@ impl testkit::store::Fixture for Parted {
     fn work(&self) -> Work {
         // No index over all partitions refuses an id: the statement does so itself.
         let sql = "INSERT INTO outbox_events (id, topic, payload)
-                   SELECT i.id, 'effects', :id FROM (SELECT :payload AS id) i
+                   SELECT i.id::uuid, 'effects', convert_to(:id, 'UTF8') FROM (SELECT :payload AS id) i
                    WHERE 1 / (CASE WHEN EXISTS (SELECT 1 FROM outbox_events o WHERE o.id = i.id::uuid) THEN 0 ELSE 1 END) = 1";
-        Work::Sql(
-            sql.replace("i.id, 'effects'", "i.id::uuid, 'effects'")
-                .replace(":id FROM", "convert_to(:id, 'UTF8') FROM"),
-        )
+        Work::Sql(sql.to_owned())
     }
 
     fn impossible_work(&self) -> Work {
