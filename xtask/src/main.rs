@@ -52,6 +52,9 @@ enum Servers {
         /// The folder for data, logs and ports; otherwise one for this clone under the temporary folder.
         #[arg(long)]
         home: Option<PathBuf>,
+        /// Do not tell the tests of them: whoever asked wants them for itself.
+        #[arg(long)]
+        unlisted: bool,
     },
     /// Stop them. What they stored stays.
     Down {
@@ -101,8 +104,11 @@ fn main() -> ExitCode {
 
 fn run_servers(servers: Servers) -> Result<()> {
     match servers {
-        Servers::Up { names, json, home } => {
+        Servers::Up { names, json, home, unlisted } => {
             let urls = servers::up(&names, home.as_deref())?;
+            if !unlisted {
+                servers::tell(&urls)?;
+            }
             if json { print_json(&urls) } else { print_lines(urls) }
         }
         Servers::Down { names, wipe, home } => servers::down(&names, home.as_deref(), wipe),

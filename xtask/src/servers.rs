@@ -90,9 +90,12 @@ pub(crate) fn up(names: &[String], home: Option<&Path>) -> Result<Urls> {
         let url = server.url(bring_up(server, &place)?);
         Ok((server.name().to_owned(), url))
     })?;
-    let urls: Urls = urls.into_iter().collect();
-    listing::add(&urls)?;
-    Ok(urls)
+    Ok(urls.into_iter().collect())
+}
+
+/// Tells the tests of them.
+pub(crate) fn tell(urls: &Urls) -> Result<()> {
+    listing::add(urls)
 }
 
 /// Stops the named servers, or all; what they stored stays unless it is to be wiped.

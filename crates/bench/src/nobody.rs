@@ -10,7 +10,10 @@ pub(crate) struct Nobody;
 impl Publisher for Nobody {
     fn guarantees(&self) -> Guarantees {
         Guarantees {
+            key_order: true,
             ordered_batches: true,
+            groups: true,
+            fenced: true,
             max_payload: None,
             max_batch: 10_000,
             deduplication: None,

@@ -50,7 +50,5 @@ fn batch(number: usize) -> Vec<Outgoing> {
         let key = format!("customer-{}", (number * BATCH + n) * 7919 % 1_000);
         Message::new("orders", vec![b'x'; 350]).key(key).kind("OrderPlaced")
     };
-    (0..BATCH)
-        .map(|n| Outgoing { message: message(n), seq: (number * BATCH + n) as i64, delivery: 0 })
-        .collect()
+    (0..BATCH).map(|n| Outgoing::new(message(n), (number * BATCH + n) as i64)).collect()
 }

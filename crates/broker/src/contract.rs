@@ -1,5 +1,6 @@
 //! What every broker's publisher and subscriber keep true, as numbered rules.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +15,33 @@ pub struct Outgoing {
     pub seq: i64,
     /// Which deliberate delivery this is: part of the id by which the broker recognises duplicates.
     pub delivery: u32,
+    /// How it is written down for those who read it.
+    pub format: Format,
+}
+
+impl Outgoing {
+    /// A first delivery in Postrider's own format.
+    pub fn new(message: Message, seq: i64) -> Self {
+        Self { message, seq, delivery: 0, format: Format::default() }
+    }
+}
+
+/// How a message looks on the wire.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// The payload as it is; everything else in the broker's own headers, properties or attributes.
+    #[default]
+    Native,
+    /// CloudEvents 1.0, binary mode: the payload as it is, the attributes in headers.
+    CloudEvents {
+        /// The `source` of the events.
+        source: Arc<str>,
+    },
+    /// CloudEvents 1.0, structured mode: one JSON object with the payload in it.
+    CloudEventsStructured {
+        /// The `source` of the events.
+        source: Arc<str>,
+    },
 }
 
 /// What became of one message of a publish, named by what the relay does next.
@@ -52,11 +80,18 @@ pub enum Outcome {
     Held,
 }
 
-/// What a publisher's broker promises; the relay reads it and asks for no more.
+/// What a broker promises; the relay and the configuration read it and ask for no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guarantees {
+    /// Messages of one topic and key are received in the order in which they were stored.
+    pub key_order: bool,
     /// Several messages of one key may be in one `publish`: see rule 3.
     pub ordered_batches: bool,
+    /// Each group of subscribers gets every message; otherwise all share one queue for each topic.
+    pub groups: bool,
+    /// The late acknowledgement of a member that lost its messages is refused; otherwise it may finish them although
+    /// another member has them by now.
+    pub fenced: bool,
     /// Bytes of payload at most.
     pub max_payload: Option<usize>,
     /// Messages in one `publish` at most.
@@ -77,6 +112,8 @@ pub struct Guarantees {
 /// 4. A message that is too large, or otherwise impossible, is `Rejected` by itself; the others are unharmed.
 /// 5. Id, sequence, delivery, type, key, content type, headers and time arrive as they were sent.
 /// 6. `publish` ends within the publisher's own time limit.
+/// 7. A destination that does not exist, and is not to be made, is `Misconfigured`; other topics are unharmed.
+/// 8. After the broker was away, the same publisher goes on: nobody has to open another.
 #[async_trait]
 pub trait Publisher: Send + Sync {
     /// What the broker promises.
@@ -105,8 +142,8 @@ pub struct Delivery {
 /// The place of a delivery in its broker, meaningful to its own subscription only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position {
-    /// Which partition of the subscription.
-    pub partition: u32,
+    /// Which partition of the subscription. Where a broker keeps no order, every delivery is a partition of its own.
+    pub partition: u64,
     /// Where in it.
     pub offset: i64,
 }
@@ -134,12 +171,16 @@ pub trait Subscriber: Send + Sync {
 /// # Contract
 /// 1. Each message of the topics reaches some member of each group, and again after a crash, until it is
 ///    acknowledged.
-/// 2. Messages of one partition arrive in the order in which they were stored; all of a key are in one partition.
+/// 2. Messages of one partition arrive in the order in which they were stored; with `key_order`, all of a key are in
+///    one partition.
 /// 3. While a member holds a partition, no other member of its group receives from it.
-/// 4. Acknowledging a position finishes it and all before it in its partition; a member that lost the
-///    partition changes nothing by it.
+/// 4. Acknowledging a position finishes it and all before it in its partition; with `fenced`, a member that lost
+///    the partition changes nothing by it, and without, it is no error.
 /// 5. What was given back, and all after it in its partition, is delivered again.
 /// 6. A new group starts at the oldest message that is kept.
+/// 7. What a member has received stays with it for as long as it lives, however long the work takes.
+/// 8. After the broker was away, the same subscription goes on or says [`ReceiveError::Unreachable`] so that another
+///    is opened; nothing that was not acknowledged is lost by it.
 #[async_trait]
 pub trait Subscription: Send {
     /// Waits for messages, `max` at most.
@@ -156,4 +197,67 @@ pub trait Subscription: Send {
 
     /// Leaves the group at once instead of when its leases run out.
     async fn close(self: Box<Self>);
+}
+
+/// Looks at a broker's own configuration, for `postrider doctor`.
+#[async_trait]
+pub trait Examine: Send + Sync {
+    /// Connects and reports what is there, what is unsafe and what is missing. Changes nothing.
+    async fn examine(&self, plan: &Plan) -> Vec<Finding>;
+}
+
+/// What somebody means to do with a broker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Topics that are published there.
+    pub topics: Vec<String>,
+    /// Groups that listen there, and to what.
+    pub groups: Vec<(String, Vec<String>)>,
+    /// Whether any of them counts on the order of keys.
+    pub ordered: bool,
+    /// How long a message may be sent again.
+    pub horizon: Duration,
+    /// Bytes of the largest payload that is accepted for it.
+    pub max_payload: usize,
+}
+
+/// One thing that an examination found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub health: Health,
+    /// What was looked at: "topic orders".
+    pub about: String,
+    /// What was found.
+    pub text: String,
+    /// What to do about it, where something is to be done.
+    pub fix: Option<String>,
+}
+
+/// How bad a finding is, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Health {
+    /// As it should be.
+    Good,
+    /// It works, and may surprise.
+    Doubtful,
+    /// A promise cannot be kept like this.
+    Broken,
+}
+
+impl Finding {
+    /// As it should be.
+    pub fn good(about: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { health: Health::Good, about: about.into(), text: text.into(), fix: None }
+    }
+
+    /// It works, and may surprise.
+    pub fn doubtful(about: impl Into<String>, text: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { health: Health::Doubtful, about: about.into(), text: text.into(), fix: Some(fix.into()) }
+    }
+
+    /// A promise cannot be kept like this.
+    pub fn broken(about: impl Into<String>, text: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { health: Health::Broken, about: about.into(), text: text.into(), fix: Some(fix.into()) }
+    }
 }

@@ -37,8 +37,17 @@ impl testkit::broker::Fixture for Embedded {
         Self { folder: TempDir::new().expect("a folder can be made") }
     }
 
+    async fn alone() -> Self {
+        Self::fresh().await
+    }
+
     async fn open(&self) -> Arc<dyn testkit::broker::Broker> {
         self.client(Duration::from_millis(500))
+    }
+
+    async fn open_strict(&self) -> Option<Arc<dyn testkit::broker::Broker>> {
+        // A topic is made by its first message.
+        None
     }
 
     async fn open_silent(&self) -> Arc<dyn testkit::broker::Broker> {
@@ -55,6 +64,14 @@ impl testkit::broker::Fixture for Embedded {
         let connection = self.connect();
         connection.execute_batch("BEGIN IMMEDIATE").expect("the file can be locked");
         Box::new(connection)
+    }
+
+    async fn restart(&self) {
+        // There is nothing that runs: a file is as it was.
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_millis(500)
     }
 
     fn time_limit(&self) -> Duration {

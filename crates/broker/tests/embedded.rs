@@ -23,7 +23,7 @@ fn open(folder: &TempDir) -> Broker {
 }
 
 fn outgoing(topic: &str, key: &str, seq: i64) -> Outgoing {
-    Outgoing { message: Message::new(topic, format!("{seq}")).key(key), seq, delivery: 0 }
+    Outgoing::new(Message::new(topic, format!("{seq}")).key(key), seq)
 }
 
 /// `count` messages over `keys` keys, in order.
@@ -86,10 +86,7 @@ async fn every_part_of_a_message_arrives_as_it_was_sent() {
         ..Message::new("orders", vec![0, 255, 10]).key("k\u{0}ö").kind("Placed").header("a", "\"ü\"")
     };
     let bare = Message::new("orders", "");
-    let sent = [
-        Outgoing { message: full, seq: i64::MAX, delivery: 7 },
-        Outgoing { message: bare, seq: -1, delivery: 0 },
-    ];
+    let sent = [Outgoing { delivery: 7, ..Outgoing::new(full, i64::MAX) }, Outgoing::new(bare, -1)];
     assert_eq!(broker.publish(sent.to_vec()).await, [Outcome::Confirmed, Outcome::Confirmed]);
     let mut subscription = subscribe(&broker, "billing").await;
     let mut deliveries = receive_all(&mut subscription, 2).await;
@@ -104,11 +101,7 @@ async fn every_part_of_a_message_arrives_as_it_was_sent() {
 async fn an_oversized_message_is_rejected_alone_and_holds_only_its_key() {
     let folder = TempDir::new().unwrap();
     let broker = Broker::open(Config { max_payload: 10, ..config(folder.path()) }).unwrap();
-    let large = |key: &str| Outgoing {
-        message: Message::new("orders", vec![b'x'; 11]).key(key),
-        seq: 99,
-        delivery: 0,
-    };
+    let large = |key: &str| Outgoing::new(Message::new("orders", vec![b'x'; 11]).key(key), 99);
     let batch = vec![
         outgoing("orders", "a", 1),
         large("a"),
@@ -116,7 +109,7 @@ async fn an_oversized_message_is_rejected_alone_and_holds_only_its_key() {
         outgoing("orders", "b", 3),
         outgoing("refunds", "a", 4),
         outgoing("no topic", "c", 5),
-        Outgoing { message: Message::new("orders", "1"), seq: 6, delivery: 0 },
+        Outgoing::new(Message::new("orders", "1"), 6),
     ];
     let outcomes = broker.publish(batch).await;
     let rejected = |at: usize, why: &str| match &outcomes[at] {
@@ -271,7 +264,7 @@ async fn several_handles_on_one_file_publish_without_losing_or_repeating_an_offs
     let mut subscription = subscribe(&handles[0], "billing").await;
     let deliveries = receive_all(&mut subscription, 4_000).await;
     assert_eq!(seqs(&deliveries).len(), 4_000);
-    let mut next: BTreeMap<u32, i64> = BTreeMap::new();
+    let mut next: BTreeMap<u64, i64> = BTreeMap::new();
     for Position { partition, offset } in positions(&deliveries) {
         let expected = next.entry(partition).or_default();
         assert_eq!(offset, *expected, "partition {partition}");

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{Outcome, Outgoing};
+use broker::{Format, Outcome, Outgoing};
 use futures::FutureExt;
 use message::Order;
 use store::{Batch, Claimed};
@@ -105,7 +105,8 @@ impl Load {
             if call.is_empty() {
                 continue;
             }
-            let outgoing = call.iter().map(|place| outgoing(at(batches, *place))).collect();
+            let outgoing =
+                call.iter().map(|place| outgoing(at(batches, *place), &self.way.route.format)).collect();
             let outcomes = self.call(outgoing, &lease).await;
             for (place, outcome) in call.into_iter().zip(outcomes) {
                 if outcome != Outcome::Confirmed
@@ -189,6 +190,11 @@ fn at(batches: &[Batch], place: Place) -> &Claimed {
     &batches[place.0].messages[place.1]
 }
 
-fn outgoing(claimed: &Claimed) -> Outgoing {
-    Outgoing { message: claimed.message.clone(), seq: claimed.seq, delivery: claimed.state.delivery }
+fn outgoing(claimed: &Claimed, format: &Format) -> Outgoing {
+    Outgoing {
+        message: claimed.message.clone(),
+        seq: claimed.seq,
+        delivery: claimed.state.delivery,
+        format: format.clone(),
+    }
 }

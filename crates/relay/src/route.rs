@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use broker::{Guarantees, Publisher};
+use broker::{Format, Guarantees, Publisher};
 use message::{OnDead, Order, RetryPolicy, TopicPattern};
 
 /// A way out for some topics.
@@ -17,6 +17,8 @@ pub struct Route {
     pub broker: String,
     /// Where to.
     pub publisher: Arc<dyn Publisher>,
+    /// How messages are written down there.
+    pub format: Format,
     /// What is kept in order.
     pub order: Order,
     /// What becomes of a key behind a Dead message.
@@ -44,6 +46,7 @@ impl Route {
             name,
             topics: topics.iter().map(|topic| TopicPattern::new(*topic)).collect(),
             publisher,
+            format: Format::default(),
             order: Order::default(),
             on_dead: OnDead::default(),
             retry: RetryPolicy::default(),

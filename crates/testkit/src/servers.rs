@@ -5,13 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 /// A server on the same machine or beside it answers at once, or not at all.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// The URL of a server that is there: `postgres`, `mariadb` or `redis`.
+/// The URL of a server that is there, by the name that `cargo xtask servers up` knows it by.
 ///
 /// # Panics
 /// When it is not, with the command that starts it.
@@ -61,6 +65,125 @@ fn usual_port(scheme: &str) -> Option<u16> {
         "redis" | "rediss" => Some(6379),
         _ => None,
     }
+}
+
+/// A server of a test's own: nobody else uses it, so it may be stalled, stopped and started again. Gone when dropped.
+#[derive(Debug)]
+pub struct Own {
+    name: &'static str,
+    home: TempDir,
+    url: String,
+}
+
+impl Own {
+    /// Starts one, in a folder and on a port of its own.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(name: &'static str) -> Self {
+        let home = tempfile::tempdir().expect("a folder can be made");
+        // Root's servers run as other users, who must be able to enter.
+        std::fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).expect("it is ours");
+        let mut own = Self { name, home, url: String::new() };
+        own.url = own.up();
+        own
+    }
+
+    /// How a client with every right on it connects.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Stops it as its operator would, and starts it again on the same port with what it had stored.
+    ///
+    /// # Panics
+    /// When it does not stop or start.
+    pub fn restart(&self) {
+        self.stop();
+        assert_eq!(self.up(), self.url, "somebody took its port meanwhile");
+    }
+
+    /// Stops it as its operator would.
+    ///
+    /// # Panics
+    /// When it does not stop.
+    pub fn stop(&self) {
+        self.xtask(&["down", self.name]);
+    }
+
+    /// Starts it again after [`stop`](Self::stop).
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn resume(&self) {
+        assert_eq!(self.up(), self.url, "somebody took its port meanwhile");
+    }
+
+    /// Makes it do nothing at all, as a machine does whose disk hangs, until the guard is dropped: connections are
+    /// accepted by the kernel, and nobody answers.
+    ///
+    /// # Panics
+    /// When its process cannot be found.
+    pub fn stall(&self) -> Stalled {
+        let state = self.home.path().join(format!("{}.json", self.name));
+        let state = std::fs::read(state).expect("a server that was started has a note");
+        let state: serde_json::Value = serde_json::from_slice(&state).expect("the note is JSON");
+        let group = state["process"]["pid"].as_u64().expect("it runs");
+        signal("STOP", group);
+        Stalled { group }
+    }
+
+    fn up(&self) -> String {
+        let said = self.xtask(&["up", self.name, "--json", "--unlisted"]);
+        let urls: BTreeMap<String, String> = serde_json::from_slice(&said).expect("an object of URLs");
+        urls[self.name].clone()
+    }
+
+    fn xtask(&self, arguments: &[&str]) -> Vec<u8> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let output = Command::new(cargo)
+            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+            .args(["xtask", "servers"])
+            .args(arguments)
+            .arg("--home")
+            .arg(self.home.path())
+            .output()
+            .expect("cargo can be run");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "`cargo xtask servers {}` failed: {said}", arguments.join(" "));
+        output.stdout
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // A second panic would hide the first; the folder goes, and with it the data, but not the process.
+            let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.stop()));
+            drop(stopped);
+        } else {
+            self.stop();
+        }
+    }
+}
+
+/// A server that does nothing until this is dropped.
+#[derive(Debug)]
+pub struct Stalled {
+    group: u64,
+}
+
+impl Drop for Stalled {
+    fn drop(&mut self) {
+        signal("CONT", self.group);
+    }
+}
+
+/// To the whole group: some servers are a shell that waits for the real one.
+fn signal(name: &str, group: u64) {
+    let script = format!("kill -s {name} -- -{group}");
+    let status = Command::new("sh").args(["-c", &script]).status().expect("sh can be run");
+    assert!(status.success(), "SIG{name} cannot be sent to the group {group}");
 }
 
 #[cfg(test)]

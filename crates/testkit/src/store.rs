@@ -108,7 +108,7 @@ pub fn reject<F: Fixture>(cases: Vec<Rejection>) {
         (name, async move {
             let world = World::fresh::<F>(Some(sabotage)).await;
             let memory = world.sabotage.clone().map(|(_, memory)| memory).unwrap_or_default();
-            crate::rejection::sabotaged(case(world), move || memory.struck()).await
+            crate::rejection::sabotaged(case(world), || false, move || memory.struck()).await
         })
     });
     crate::rejection::all_must_fail(cases.collect());

@@ -6,7 +6,7 @@ use signal_hook::iterator::Signals;
 
 use super::home::{Home, State};
 use super::process::Process;
-use super::{ALL, Server, Urls, down, install, up};
+use super::{ALL, Server, Urls, down, install, tell, up};
 
 /// Runs `tests` with every server's URL, under the name of the environment variable in which tests look for it.
 ///
@@ -21,6 +21,7 @@ pub(crate) fn with_servers(tests: impl FnOnce(&Urls) -> Result<()>) -> Result<()
     ours.stop_when_interrupted()?;
     let names: Vec<_> = wanted.iter().map(|server| server.name().to_owned()).collect();
     let result = up(&names, None).and_then(|urls| {
+        tell(&urls)?;
         let urls = urls.into_iter().map(|(name, url)| (variable(&name), url));
         tests(&urls.collect())
     });

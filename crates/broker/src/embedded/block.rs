@@ -11,7 +11,7 @@ use chrono::DateTime;
 use message::{Message, MessageId};
 use uuid::Uuid;
 
-use crate::Outgoing;
+use crate::{Format, Outgoing};
 
 /// The format that is written.
 const VERSION: u8 = 1;
@@ -41,7 +41,7 @@ impl Block {
 
     /// Adds a message whose headers are already JSON.
     pub(super) fn push(&mut self, outgoing: &Outgoing, headers: Option<&str>) {
-        let Outgoing { message, seq, delivery } = outgoing;
+        let Outgoing { message, seq, delivery, .. } = outgoing;
         let data = &mut self.data;
         data.extend_from_slice(message.id.0.as_bytes());
         data.extend_from_slice(&seq.to_le_bytes());
@@ -109,7 +109,7 @@ impl Messages {
         let occurred_at = DateTime::from_timestamp(seconds, nanoseconds).ok_or(Unreadable)?;
         let topic = topic.to_owned();
         let message = Message { id, topic, kind, key, payload, content_type, headers, occurred_at };
-        Ok(Outgoing { message, seq, delivery })
+        Ok(Outgoing { message, seq, delivery, format: Format::Native })
     }
 }
 
@@ -143,10 +143,7 @@ mod tests {
     fn sent() -> [Outgoing; 2] {
         let full = Message::new("t", vec![0, 255]).key("k\u{0}ö").kind("Placed").header("a", "\"ü\"");
         let bare = Message { content_type: String::new(), ..Message::new("t", "") };
-        [
-            Outgoing { message: full, seq: i64::MIN, delivery: u32::MAX },
-            Outgoing { message: bare, seq: 7, delivery: 0 },
-        ]
+        [Outgoing { delivery: u32::MAX, ..Outgoing::new(full, i64::MIN) }, Outgoing::new(bare, 7)]
     }
 
     fn block() -> Block {

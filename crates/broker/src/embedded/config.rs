@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Error;
+use crate::address::{BadUrl, beginning, nearest, size};
 
 /// The settings of an embedded broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +48,12 @@ impl Config {
     ///
     /// # Errors
     /// When it is another kind of URL, or has a parameter or value that is not known.
-    pub fn from_url(url: &str, default_path: impl AsRef<Path>) -> Result<Self, Error> {
-        let rest = url.strip_prefix("embedded://").ok_or_else(|| Error::Scheme(scheme(url)))?;
+    pub fn from_url(url: &str, default_path: impl AsRef<Path>) -> Result<Self, BadUrl> {
+        let rest = url.strip_prefix("embedded://").ok_or_else(|| BadUrl::Scheme {
+            found: beginning(url),
+            kind: KIND,
+            example: "embedded://path/to/broker.db",
+        })?;
         let (path, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let path = if path.is_empty() { default_path.as_ref().to_owned() } else { PathBuf::from(path) };
         let mut config = Self::new(path);
@@ -61,8 +65,7 @@ impl Config {
         Ok(config)
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
-        let wrong = |name, expected| Error::Value { name, value: value.to_owned(), expected };
+    fn set(&mut self, name: &str, value: &str) -> Result<(), BadUrl> {
         match name {
             "partitions" => {
                 self.partitions = value.parse().map_err(|_| wrong("partitions", PARTITIONS))?;
@@ -76,7 +79,10 @@ impl Config {
             "lease" => {
                 self.lease = humantime::parse_duration(value).map_err(|_| wrong("lease", LEASE))?;
             }
-            _ => return Err(Error::Parameter { name: name.to_owned(), nearest: nearest(name) }),
+            _ => {
+                let nearest = nearest(name, &PARAMETERS);
+                return Err(BadUrl::Parameter { kind: KIND, name: name.to_owned(), nearest });
+            }
         }
         Ok(())
     }
@@ -85,53 +91,34 @@ impl Config {
     ///
     /// # Errors
     /// Names the value and what would be accepted.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        let wrong = |name, value, expected| Err(Error::Value { name, value, expected });
+    pub(super) fn check(&self) -> Result<(), BadUrl> {
         if !(1..=1024).contains(&self.partitions) {
-            return wrong("partitions", self.partitions.to_string(), PARTITIONS);
+            return Err(wrong("partitions", PARTITIONS));
         }
         if !(1..=LARGEST_PAYLOAD).contains(&self.max_payload) {
-            return wrong("max_payload", self.max_payload.to_string(), MAX_PAYLOAD);
+            return Err(wrong("max_payload", MAX_PAYLOAD));
         }
         if !(SHORTEST_LEASE..=Duration::from_secs(3600)).contains(&self.lease) {
-            return wrong("lease", humantime::format_duration(self.lease).to_string(), LEASE);
+            return Err(wrong("lease", LEASE));
         }
         if self.retain > Duration::from_secs(100 * 366 * 24 * 60 * 60) {
-            return wrong("retain", humantime::format_duration(self.retain).to_string(), RETAIN);
+            return Err(wrong("retain", RETAIN));
         }
         Ok(())
     }
 }
 
+fn wrong(name: &str, expected: &str) -> BadUrl {
+    BadUrl::Value { kind: KIND, name: name.to_owned(), expected: expected.to_owned() }
+}
+
+/// As people call it.
+const KIND: &str = "embedded";
+
 const PARTITIONS: &str = "use a number from 1 to 1024";
 const MAX_PAYLOAD: &str = "use a size from 1B to 512MiB, such as 1MiB or 64KiB";
 const RETAIN: &str = "use a duration up to 100 years, such as 1d or 12h";
 const LEASE: &str = "use a duration from 50ms to 1h, such as 10s";
-
-/// Only the scheme of a wrong URL: the rest may hold a password.
-fn scheme(url: &str) -> String {
-    url.split_once("://")
-        .map_or_else(|| url.chars().take(16).collect(), |(scheme, _)| format!("{scheme}://…"))
-}
-
-fn nearest(name: &str) -> &'static str {
-    let likeness = |valid: &&str| (strsim::jaro_winkler(name, valid) * 1e6) as u64;
-    PARAMETERS.into_iter().max_by_key(likeness).expect("there are parameters")
-}
-
-/// `64`, `64B`, `64KiB`, `1MiB`, `64KB`, `1MB`.
-fn size(text: &str) -> Option<usize> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let unit: usize = match text[digits..].trim() {
-        "" | "B" => 1,
-        "KB" => 1_000,
-        "KiB" => 1 << 10,
-        "MB" => 1_000_000,
-        "MiB" => 1 << 20,
-        _ => return None,
-    };
-    text[..digits].parse::<usize>().ok()?.checked_mul(unit)
-}
 
 #[cfg(test)]
 mod tests {
@@ -165,8 +152,8 @@ mod tests {
     #[test]
     fn a_bad_url_is_refused_with_what_would_be_accepted() {
         let cases = [
-            ("kafka://user:secret@host", "`kafka://…` is not an embedded broker"),
-            ("broker.db", "write `embedded://`"),
+            ("kafka://user:secret@host", "`kafka://…` is no embedded broker"),
+            ("broker.db", "write `embedded://"),
             ("embedded://?partition=4", "did you mean `partitions`?"),
             ("embedded://?maxpayload=4", "did you mean `max_payload`?"),
             ("embedded://?retention=1d", "did you mean `retain`?"),

@@ -7,29 +7,9 @@ use crate::{Outcome, ReceiveError};
 /// Why a broker could not be opened or asked.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The address does not begin as it must.
-    #[error(
-        "`{0}` is not an embedded broker: write `embedded://`, or `embedded://path/to/broker.db` for another file"
-    )]
-    Scheme(String),
-    /// A parameter of the address that does not exist.
-    #[error("an embedded broker has no parameter `{name}`: did you mean `{nearest}`?")]
-    Parameter {
-        /// As it was written.
-        name: String,
-        /// The valid one that is most like it.
-        nearest: &'static str,
-    },
-    /// A parameter with a value that it cannot have.
-    #[error("`{name}={value}` of the embedded broker is wrong: {expected}")]
-    Value {
-        /// Which parameter.
-        name: &'static str,
-        /// As it was written.
-        value: String,
-        /// What would be accepted.
-        expected: &'static str,
-    },
+    /// A setting makes no sense.
+    #[error(transparent)]
+    Setting(#[from] crate::BadUrl),
     /// The file that shows other processes that this one lives cannot be made.
     #[error("{0}")]
     Presence(String),

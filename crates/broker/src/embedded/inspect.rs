@@ -1,9 +1,11 @@
 //! What is in the broker and who has read how far, from offsets alone: no message is looked at.
 
+use async_trait::async_trait;
 use rusqlite::OptionalExtension;
 use serde::Serialize;
 
 use super::{Broker, Error};
+use crate::{Examine, Finding, Plan};
 
 /// A topic as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -105,5 +107,43 @@ fn forget(connection: &rusqlite::Connection, group: String) -> Result<(), Error>
             let deleted = connection.execute("DELETE FROM broker_groups WHERE name = ?1", [&group]);
             deleted.map(drop).map_err(|error| sqlite::Error::from(error).into())
         }
+    }
+}
+
+#[async_trait]
+impl Examine for Broker {
+    async fn examine(&self, plan: &Plan) -> Vec<Finding> {
+        let config = self.config();
+        let about = format!("file {}", config.path.display());
+        let topics = match self.topics().await {
+            Ok(topics) => topics,
+            Err(error) => {
+                let fix = "look at the file and the disk that it is on";
+                return vec![Finding::broken(about, format!("cannot be read: {error}"), fix)];
+            }
+        };
+        let mut findings =
+            vec![Finding::good(about, format!("{} topics; one machine, no copies", topics.len()))];
+        if config.max_payload < plan.max_payload {
+            findings.push(Finding::doubtful(
+                "max_payload",
+                format!("{} bytes; payloads of up to {} are accepted", config.max_payload, plan.max_payload),
+                "raise max_payload in its URL, or larger messages will be Dead",
+            ));
+        }
+        let forgotten = topics.iter().flat_map(|topic| topic.groups.iter().map(move |group| (topic, group)));
+        for (topic, group) in forgotten {
+            let planned = |(name, topics): &(String, Vec<String>)| {
+                *name == group.group && topics.contains(&topic.topic)
+            };
+            if !plan.groups.iter().any(planned) && group.members == 0 {
+                findings.push(Finding::doubtful(
+                    format!("group {} on topic {}", group.group, topic.topic),
+                    format!("nobody listens, and {} messages are kept for it", group.lag),
+                    "start it again, or forget it, so that what it has not read can be removed",
+                ));
+            }
+        }
+        findings
     }
 }

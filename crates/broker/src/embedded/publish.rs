@@ -13,6 +13,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::block::Block;
 use super::error::outcome;
 use super::{Broker, position};
+use crate::partition::partition;
 use crate::{Guarantees, Outcome, Outgoing, Publisher};
 
 /// Messages in one transaction at most: more would hold the file's lock for too long.
@@ -38,7 +39,10 @@ struct Ready {
 impl Publisher for Broker {
     fn guarantees(&self) -> Guarantees {
         Guarantees {
+            key_order: true,
             ordered_batches: true,
+            groups: true,
+            fenced: true,
             max_payload: Some(self.inner.config.max_payload),
             max_batch: MAX_BATCH,
             deduplication: None,
@@ -179,11 +183,7 @@ impl Broker {
 impl Topic {
     /// All messages of a key are in one partition.
     fn partition(self, message: &Message) -> u32 {
-        let hash = match &message.key {
-            Some(key) => fnv1a(key.as_bytes()),
-            None => fnv1a(message.id.0.as_bytes()),
-        };
-        self.base + (hash % u64::from(self.partitions)) as u32
+        self.base + partition(message, self.partitions)
     }
 }
 
@@ -240,30 +240,15 @@ fn find_or_create(connection: &Connection, name: &str, partitions: u16) -> Resul
     Ok(topic)
 }
 
-/// FNV-1a, folded. Written out here because the partition of a key must be the same in every version.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    hash ^ (hash >> 32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_partition_of_a_key_never_changes() {
-        let partitions: Vec<_> =
-            ["", "a", "42", "customer-7", "żółć"].iter().map(|key| fnv1a(key.as_bytes()) % 16).collect();
-        assert_eq!(partitions, [1, 0, 4, 10, 4]);
-    }
-
-    #[test]
     fn when_nothing_was_stored_only_the_first_of_each_key_failed() {
         let ready = |topic: &str, key: Option<&str>| {
             let message = Message { key: key.map(str::to_owned), ..Message::new(topic, "") };
-            Ready { outgoing: Outgoing { message, seq: 0, delivery: 0 }, headers: None }
+            Ready { outgoing: Outgoing::new(message, 0), headers: None }
         };
         let batch = [
             ready("orders", Some("a")),
@@ -277,14 +262,5 @@ mod tests {
         assert_eq!(failed(&batch, &down), expected);
         let unknown = Outcome::Unconfirmed { error: "no answer".to_owned() };
         assert_eq!(failed(&batch, &unknown), vec![unknown; 5]);
-    }
-
-    #[test]
-    fn keys_spread_evenly_over_partitions() {
-        let mut counts = [0; 16];
-        for n in 0..16_000 {
-            counts[(fnv1a(format!("customer-{n}").as_bytes()) % 16) as usize] += 1;
-        }
-        assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
     }
 }

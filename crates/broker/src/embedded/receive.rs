@@ -149,7 +149,7 @@ impl Subscription for Reader {
     async fn give_back(&mut self, positions: &[Position]) -> Result<(), ReceiveError> {
         let mut standing = self.member.standing();
         for Position { partition, offset } in positions {
-            if let Some(held) = standing.held.get_mut(partition) {
+            if let Some(held) = standing.held.get_mut(&number(*partition)) {
                 held.next = held.next.min(*offset).max(held.committed);
                 if held.leaving && held.committed == held.next {
                     self.member.look();
@@ -233,9 +233,10 @@ impl Reader {
         let standing = self.member.standing();
         let member = standing.member?;
         for Position { partition, offset } in positions {
-            let Some(held) = standing.held.get(partition) else { continue };
+            let partition = number(*partition);
+            let Some(held) = standing.held.get(&partition) else { continue };
             if (held.committed..held.next).contains(offset) {
-                let next = highest.entry(*partition).or_insert(offset + 1);
+                let next = highest.entry(partition).or_insert(offset + 1);
                 *next = (*next).max(offset + 1);
             }
         }
@@ -248,6 +249,11 @@ impl Reader {
             .collect();
         (!commits.is_empty()).then_some((member, commits))
     }
+}
+
+/// A partition as this broker counts them. A position of another broker names none of ours.
+fn number(partition: u64) -> u32 {
+    u32::try_from(partition).unwrap_or(u32::MAX)
 }
 
 /// One partition's acknowledgement.
@@ -366,9 +372,9 @@ fn read(
             if deliveries.len() >= count || *bytes >= MAX_BYTES {
                 return Ok(deliveries);
             }
-            let Outgoing { message, seq, delivery } = messages.next(&wanted.topic).map_err(broken)?;
+            let Outgoing { message, seq, delivery, .. } = messages.next(&wanted.topic).map_err(broken)?;
             *bytes += message.size();
-            let position = Position { partition: wanted.id, offset };
+            let position = Position { partition: u64::from(wanted.id), offset };
             deliveries.push(Delivery { message, seq: Some(seq), delivery, position });
         }
     }

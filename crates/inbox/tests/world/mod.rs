@@ -56,11 +56,7 @@ impl World {
     }
 
     pub(crate) async fn publish(&self, messages: &[Message]) {
-        let outgoing = messages.iter().zip(1..).map(|(message, seq)| Outgoing {
-            message: message.clone(),
-            seq,
-            delivery: 0,
-        });
+        let outgoing = messages.iter().zip(1..).map(|(message, seq)| Outgoing::new(message.clone(), seq));
         let outcomes = self.broker.publish(outgoing.collect()).await;
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Confirmed), "{outcomes:?}");
     }

@@ -27,7 +27,10 @@ pub(crate) const LIMIT: u32 = 3;
 
 /// What the destinations here promise: nothing that would matter.
 pub(crate) const PLAIN: Guarantees = Guarantees {
+    key_order: true,
     ordered_batches: false,
+    groups: true,
+    fenced: true,
     max_payload: None,
     max_batch: 100,
     deduplication: None,

@@ -13,13 +13,19 @@ use message::Message;
 use super::Broker;
 
 /// Long enough for anything that happens at all.
-const PATIENCE: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Long enough for a client to find a broker again that was restarted.
+const RETURN: Duration = Duration::from_secs(30);
+
+/// Between two tries of something that must come in the end.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Long enough to notice what must not come.
 const NOTICE: Duration = Duration::from_millis(100);
 
 fn outgoing(key: &str, seq: i64) -> Outgoing {
-    Outgoing { message: Message::new("orders", seq.to_string()).key(key), seq, delivery: 0 }
+    Outgoing::new(Message::new("orders", seq.to_string()).key(key), seq)
 }
 
 /// Publishes messages numbered from `from`, spread over `keys` keys, one call for each round of keys so that

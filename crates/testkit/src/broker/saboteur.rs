@@ -1,7 +1,7 @@
 //! A broker that breaks one rule on purpose, on top of a real one.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -51,6 +51,14 @@ pub enum Sabotage {
     LosesOnCancel,
     /// A closed member stays.
     ClosesInWords,
+    /// A missing destination is the fault of the message.
+    BlamesTheMessage,
+    /// A broker that was away once stays away for this client.
+    NeverComesBack,
+    /// Messages that somebody works on go to another member too.
+    LetsOthersHaveIt,
+    /// What was not acknowledged when the broker went is gone.
+    LosesOnRestart,
 }
 
 /// What saboteurs on several clients of one broker know together.
@@ -61,6 +69,10 @@ pub(super) struct Memory {
     acknowledged: Mutex<HashSet<Position>>,
     /// Members that should have left.
     lingering: Mutex<Vec<Box<dyn Subscription>>>,
+    /// Subscriptions were opened.
+    subscribed: AtomicUsize,
+    /// Messages were received.
+    received: AtomicUsize,
 }
 
 impl Memory {
@@ -130,6 +142,16 @@ impl Publisher for Saboteur {
         let mut outcomes = self.broker.publish(batch.clone()).await;
         let unanswered =
             |outcome: &Outcome| matches!(outcome, Outcome::Unreachable { .. } | Outcome::Unconfirmed { .. });
+        if let Some(Outcome::Misconfigured { error }) = outcomes.first().cloned()
+            && self.breaks(Sabotage::BlamesTheMessage)
+        {
+            outcomes[0] = Outcome::Rejected { error };
+        }
+        // The case publishes twenty messages before the broker goes.
+        if lock(&self.memory.published).len() > 20 && self.breaks(Sabotage::NeverComesBack) {
+            let error = "it was away once".to_owned();
+            outcomes.fill(Outcome::Unreachable { error });
+        }
         if outcomes.iter().any(unanswered) && self.breaks(Sabotage::WaitsForever) {
             std::future::pending::<()>().await;
         }
@@ -161,6 +183,11 @@ impl Subscriber for Saboteur {
             lock(&self.memory.published).clone()
         } else {
             HashSet::new()
+        };
+        let first = self.memory.subscribed.fetch_add(1, Ordering::SeqCst) == 0;
+        let group = match !first && self.breaks(Sabotage::LetsOthersHaveIt) {
+            true => Uuid::new_v4().to_string(),
+            false => group,
         };
         let subscription = self.broker.subscribe(&group, topics).await?;
         Ok(Box::new(Member {
@@ -201,6 +228,11 @@ impl Subscription for Member {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             deliveries.retain(|delivery| self.gets(delivery));
+            // The case receives eight messages before the broker goes.
+            let before = self.memory.received.fetch_add(deliveries.len(), Ordering::SeqCst);
+            if before >= 8 && self.breaks(Sabotage::LosesOnRestart) {
+                std::future::pending::<()>().await;
+            }
             if deliveries.is_empty() {
                 continue;
             }

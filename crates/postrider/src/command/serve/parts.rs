@@ -81,6 +81,7 @@ pub(super) fn relay(
             topics: route.topics.clone(),
             broker: route.broker.clone(),
             publisher: broker_of(brokers, &route.broker)?,
+            format: broker::Format::default(),
             order: route.order,
             on_dead: route.on_dead,
             retry: route.retry.clone(),

@@ -1,10 +1,13 @@
 //! Subscription: receiving messages.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use broker::ReceiveError;
 
 use super::{
-    PATIENCE, assert_each_key_in_order, nothing_comes, numbers, positions, publish, receive, subscribe,
+    PATIENCE, PAUSE, RETURN, assert_each_key_in_order, nothing_comes, numbers, positions, publish, receive,
+    subscribe,
 };
 use crate::broker::World;
 
@@ -14,6 +17,9 @@ fn up_to(count: i64) -> Vec<i64> {
 
 /// Subscription 1: groups do not take from each other.
 pub async fn each_group_gets_each_message(world: World) {
+    if !world.claimed(|broker| broker.groups).await {
+        return;
+    }
     let broker = world.open().await;
     publish(&broker, 8, 0, 40).await;
     let mut billing = subscribe(&broker, "billing").await;
@@ -42,13 +48,16 @@ pub async fn what_was_not_acknowledged_comes_again_after_a_crash(world: World) {
 
 /// Subscription 2: the order of storing, and one place for each key.
 pub async fn messages_of_a_key_arrive_in_order_from_one_partition(world: World) {
+    if !world.claimed(|broker| broker.key_order).await {
+        return;
+    }
     let broker = world.open().await;
     publish(&broker, 7, 0, 210).await;
     let mut subscription = subscribe(&broker, "billing").await;
     let deliveries = receive(&mut subscription, 210).await;
     assert_each_key_in_order(&deliveries);
-    let mut partitions: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();
-    let mut last: BTreeMap<u32, i64> = BTreeMap::new();
+    let mut partitions: BTreeMap<_, BTreeSet<u64>> = BTreeMap::new();
+    let mut last: BTreeMap<u64, i64> = BTreeMap::new();
     for delivery in &deliveries {
         partitions.entry(delivery.message.key.clone()).or_default().insert(delivery.position.partition);
         let before = last.insert(delivery.position.partition, delivery.position.offset);
@@ -112,6 +121,9 @@ pub async fn acknowledging_finishes_all_before_it(world: World) {
 
 /// Subscription 4: the late word of a member that was taken for dead counts for nothing.
 pub async fn a_member_that_lost_its_partitions_acknowledges_nothing(world: World) {
+    if !world.claimed(|broker| broker.fenced).await {
+        return;
+    }
     let broker = world.open().await;
     publish(&broker, 4, 0, 40).await;
     let silent = world.open_silent().await;
@@ -181,4 +193,55 @@ pub async fn a_closed_member_leaves_its_partitions_to_others(world: World) {
     let mut second = subscribe(&broker, "billing").await;
     first.close().await;
     assert_eq!(numbers(&receive(&mut second, 16).await), up_to(16));
+}
+
+/// Subscription 7: slow is not dead.
+pub async fn what_a_slow_member_has_received_stays_with_it(world: World) {
+    let (here, there) = (world.open().await, world.open().await);
+    publish(&here, 4, 0, 12).await;
+    let mut slow = subscribe(&here, "billing").await;
+    let deliveries = receive(&mut slow, 12).await;
+    let mut other = subscribe(&there, "billing").await;
+    let work = world.fixture().patience().mul_f64(2.5);
+    let came = tokio::time::timeout(work, other.receive(12)).await;
+    assert!(came.is_err(), "another member got what the first is still working on");
+    slow.acknowledge(&positions(&deliveries)).await.expect("an acknowledgement is taken");
+    slow.close().await;
+    assert!(nothing_comes(&mut other).await, "it was acknowledged in time");
+}
+
+/// Subscription 8: an operator restarts the broker, and whatever was not acknowledged comes again.
+pub async fn nothing_is_lost_when_the_broker_is_restarted(world: World) {
+    let broker = world.open().await;
+    publish(&broker, 4, 0, 20).await;
+    let mut subscription = subscribe(&broker, "billing").await;
+    let mut came = receive(&mut subscription, 8).await;
+    subscription.acknowledge(&positions(&came)).await.expect("an acknowledgement is taken");
+    world.fixture().restart().await;
+    let begun = Instant::now();
+    while numbers(&came).into_iter().collect::<BTreeSet<_>>().len() < 20 {
+        assert!(begun.elapsed() < RETURN, "{:?} came", numbers(&came));
+        match tokio::time::timeout(PATIENCE, subscription.receive(20)).await {
+            Ok(Ok(more)) => {
+                let done = subscription.acknowledge(&positions(&more)).await;
+                came.extend(more);
+                if done.is_ok() {
+                    continue;
+                }
+            }
+            Ok(Err(ReceiveError::Unreachable(_))) => {}
+            Ok(Err(error)) => panic!("{error}"),
+            Err(_) => panic!("neither messages nor an error: {:?} came", numbers(&came)),
+        }
+        // As a consumer does: leave, wait a little, join again.
+        subscription.close().await;
+        subscription = loop {
+            assert!(begun.elapsed() < RETURN, "it cannot be joined again");
+            match broker.subscribe("billing", &["orders".to_owned()]).await {
+                Ok(subscription) => break subscription,
+                Err(ReceiveError::Unreachable(_)) => tokio::time::sleep(PAUSE).await,
+                Err(error) => panic!("{error}"),
+            }
+        };
+    }
 }

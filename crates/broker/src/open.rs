@@ -1,0 +1,142 @@
+//! From a URL to a broker: the one place that knows which schemes there are.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::address::{BadUrl, beginning, nearest};
+use crate::{Examine, Publisher, Subscriber};
+
+/// A broker that a URL names, ready to be used. It may be down for now.
+#[derive(Clone)]
+pub struct Connected {
+    /// Sends to it.
+    pub publisher: Arc<dyn Publisher>,
+    /// Receives from it, where it is something that can be received from.
+    pub subscriber: Option<Arc<dyn Subscriber>>,
+    /// Looks at its configuration.
+    pub doctor: Arc<dyn Examine>,
+}
+
+impl Connected {
+    /// One that is all of it.
+    #[cfg(any(
+        feature = "embedded",
+        feature = "kafka",
+        feature = "nats",
+        feature = "pubsub",
+        feature = "rabbitmq",
+        feature = "redis-streams",
+        feature = "sqs"
+    ))]
+    fn both<B: Publisher + Subscriber + Examine + 'static>(broker: B) -> Self {
+        let broker = Arc::new(broker);
+        Self { publisher: broker.clone(), subscriber: Some(broker.clone()), doctor: broker }
+    }
+}
+
+/// What a broker may have to know of the program that it is used in.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// The file of an embedded broker whose URL names none.
+    pub file: PathBuf,
+    /// Bytes of the largest payload that the program accepts, for brokers whose limit is ours to choose.
+    pub max_payload: usize,
+}
+
+/// Why a broker could not be opened.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Unopened {
+    /// The URL is wrong.
+    #[error(transparent)]
+    Url(#[from] BadUrl),
+    /// The broker itself.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// Every scheme, and the feature that it needs.
+const SCHEMES: [(&str, &str); 13] = [
+    ("embedded", "embedded"),
+    ("kafka", "kafka"),
+    ("kafkas", "kafka"),
+    ("amqp", "rabbitmq"),
+    ("amqps", "rabbitmq"),
+    ("nats", "nats"),
+    ("natss", "nats"),
+    ("sqs", "sqs"),
+    ("pubsub", "pubsub"),
+    ("redis", "redis-streams"),
+    ("rediss", "redis-streams"),
+    ("http", "http"),
+    ("https", "http"),
+];
+
+/// Whether `url` names a broker that this program can use. Opens nothing.
+///
+/// # Errors
+/// Says what is wrong with it and what would be accepted.
+pub fn check(url: &str) -> Result<(), BadUrl> {
+    match scheme(url) {
+        #[cfg(feature = "embedded")]
+        "embedded" => crate::embedded::Config::from_url(url, "broker.db").map(drop),
+        _ => Err(unknown(url)),
+    }
+}
+
+/// Opens the broker that `url` names.
+///
+/// # Errors
+/// When the URL is wrong, or what it names cannot be used at all. A server that is away is no error: it may come back.
+pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopened> {
+    let Surroundings { file, max_payload } = surroundings;
+    match scheme(url) {
+        #[cfg(feature = "embedded")]
+        "embedded" => {
+            let mut config = crate::embedded::Config::from_url(url, file)?;
+            if !url.contains("max_payload=") {
+                // What the program accepts, the broker must take, or it would die on the way.
+                config.max_payload = config.max_payload.max(*max_payload);
+            }
+            let opened = crate::embedded::Broker::open(config);
+            Ok(Connected::both(opened.map_err(|error| Unopened::Broken(error.to_string()))?))
+        }
+        _ => {
+            let _ = (file, max_payload);
+            Err(unknown(url).into())
+        }
+    }
+}
+
+fn scheme(url: &str) -> &str {
+    url.split_once("://").map_or("", |(scheme, _)| scheme)
+}
+
+/// A scheme that is not built in, or that nobody knows.
+fn unknown(url: &str) -> BadUrl {
+    let found = scheme(url);
+    if let Some((_, feature)) = SCHEMES.iter().find(|(scheme, _)| *scheme == found) {
+        return BadUrl::NotBuilt { found: beginning(url), feature };
+    }
+    let known = SCHEMES.map(|(scheme, _)| scheme);
+    BadUrl::Unknown { found: beginning(url), nearest: nearest(found, &known) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_that_names_no_broker_is_refused_with_the_nearest_and_without_its_password() {
+        let error = check("kafak://ann:hush@host").expect_err("nobody knows it").to_string();
+        assert!(error.contains("kafka://") && !error.contains("hush"), "{error}");
+        let error = check("hush").expect_err("it is no URL").to_string();
+        assert!(error.contains("://"), "{error}");
+    }
+
+    #[test]
+    #[cfg(not(feature = "kafka"))]
+    fn a_broker_that_is_not_built_in_is_named_with_its_feature() {
+        let error = check("kafka://ann:hush@host").expect_err("it is not built in").to_string();
+        assert!(error.contains("--features kafka") && !error.contains("hush"), "{error}");
+    }
+}
