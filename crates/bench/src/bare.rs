@@ -104,7 +104,7 @@ fn settle(store: &Connection, number: usize, seq: usize, count: usize) -> rusqli
     for lane in 0..PARTITIONS {
         store
             .prepare_cached(
-                "INSERT INTO batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
+                "INSERT INTO outbox_batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
                  VALUES (?1, ?2, 1, ?2, ?3, 31, 0, 0) ON CONFLICT DO UPDATE SET id = excluded.id, seqs = excluded.seqs",
             )?
             .execute(params![lane, format!("{number:036}"), "[100000,".repeat(31)])?;
@@ -116,7 +116,9 @@ fn settle(store: &Connection, number: usize, seq: usize, count: usize) -> rusqli
                  WHERE seq = ?1",
             )?
             .execute([seq])?;
-        store.prepare_cached("INSERT INTO unacknowledged (grp, seq) VALUES ('bench', ?1)")?.execute([seq])?;
+        store
+            .prepare_cached("INSERT INTO outbox_unacknowledged (grp, seq) VALUES ('bench', ?1)")?
+            .execute([seq])?;
     }
     Ok(())
 }
@@ -134,11 +136,11 @@ fn handle(store: &Connection, seq: usize, batch: &[Message]) -> rusqlite::Result
         store.prepare_cached(EFFECT)?.execute(&[(":id", &Some(id)), (":key", &message.key)])?;
         store
             .prepare_cached(
-                "INSERT INTO acknowledgements (seq, grp, acknowledged_at) VALUES (?1, 'bench', 0)",
+                "INSERT INTO outbox_acknowledgements (seq, grp, acknowledged_at) VALUES (?1, 'bench', 0)",
             )?
             .execute([seq])?;
         store
-            .prepare_cached("DELETE FROM unacknowledged WHERE grp = 'bench' AND seq = ?1")?
+            .prepare_cached("DELETE FROM outbox_unacknowledged WHERE grp = 'bench' AND seq = ?1")?
             .execute([seq])?;
     }
     Ok(())

@@ -13,6 +13,7 @@ const LEASE: Duration = Duration::from_secs(3_600);
 /// A relay that sends to nobody.
 pub(crate) struct Puller {
     store: Arc<dyn Store>,
+    instance: Instance,
     leases: Vec<Lease>,
     batch: usize,
     settlements: Vec<Settlement>,
@@ -29,8 +30,9 @@ pub(crate) struct Pulled {
 impl Puller {
     /// Takes all lanes of a store that nobody else works on.
     pub(crate) async fn new(store: Arc<dyn Store>, batch: usize) -> Result<Self> {
+        let instance = Instance { id: Uuid::new_v4(), name: "bench".to_owned() };
         let beat = Beat {
-            instance: Instance { id: Uuid::new_v4(), name: "bench".to_owned() },
+            instance: instance.clone(),
             lease: LEASE,
             held: Vec::new(),
             take: true,
@@ -38,7 +40,7 @@ impl Puller {
         };
         let leases = store.beat(&beat).await?.held;
         ensure!(!leases.is_empty(), "somebody else has the lanes");
-        Ok(Self { store, leases, batch, settlements: Vec::new() })
+        Ok(Self { store, instance, leases, batch, settlements: Vec::new() })
     }
 
     /// Settles what the last pull took and takes more.
@@ -80,9 +82,9 @@ impl Puller {
         }
     }
 
-    /// Gives the lanes back.
+    /// Gives the lanes back and is gone: the next one takes them all.
     pub(crate) async fn leave(self) -> Result<()> {
-        self.store.release(&self.leases).await?;
+        self.store.leave(&self.instance).await?;
         Ok(())
     }
 }

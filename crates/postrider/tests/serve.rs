@@ -177,7 +177,7 @@ fn a_consumer_elsewhere_acknowledges_by_http() {
 #[test]
 fn a_sql_handler_works_in_the_store() {
     let folder = Folder::with(
-        "[consumers.ledger]\ntopics = [\"payments\"]\nhandler = { sql = \"INSERT INTO audit (at, actor, action, detail) VALUES (:occurred_at, :group, 'paid', :payload)\" }\n",
+        "[consumers.ledger]\ntopics = [\"payments\"]\nhandler = { sql = \"INSERT INTO outbox_audit (at, actor, action, detail) VALUES (:occurred_at, :group, 'paid', :payload)\" }\n",
     );
     let server = folder.serve(&[]);
     server.post(

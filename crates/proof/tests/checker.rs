@@ -38,12 +38,12 @@ const DAMAGE: [(&str, &str, &str); 6] = [
     ),
     (
         "unsent 1,",
-        "UPDATE outbox_events SET status = 'dead' WHERE seq = (SELECT min(seq) FROM acknowledgements)",
+        "UPDATE outbox_events SET status = 'dead' WHERE seq = (SELECT min(seq) FROM outbox_acknowledgements)",
         "redis.call('HSET', KEYS[1] .. ':m:1', 'status', 'dead')",
     ),
     (
         "unacknowledged 1,",
-        "DELETE FROM acknowledgements WHERE seq = (SELECT max(seq) FROM outbox_events)",
+        "DELETE FROM outbox_acknowledgements WHERE seq = (SELECT max(seq) FROM outbox_events)",
         "redis.call('DEL', KEYS[1] .. ':acks:2')",
     ),
 ];

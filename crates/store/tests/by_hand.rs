@@ -60,7 +60,8 @@ async fn deleting_by_hand_a_dead_message_that_holds_its_key_lets_the_others_go()
     application.execute("DELETE FROM outbox_events WHERE status = 'dead'", []).unwrap();
     assert_eq!(relay.drain(10, &sent()).await.len(), 2);
     assert!(store.holds(10).await.unwrap().is_empty());
-    let left: i64 = application.query_row("SELECT count(*) FROM attempts", [], |row| row.get(0)).unwrap();
+    let left: i64 =
+        application.query_row("SELECT count(*) FROM outbox_attempts", [], |row| row.get(0)).unwrap();
     assert_eq!(left, 0, "nothing is left of the one that is gone");
 }
 
@@ -116,7 +117,7 @@ async fn a_dead_message_is_kept_from_when_it_died_and_not_from_when_it_was_writt
             "INSERT INTO outbox_events (topic, payload, ready, status, written_at, dead_at, dead_reason)
              VALUES ('orders', 'old', 0, 'dead', 0, 0, 'x'),
                     ('orders', 'fresh', 0, 'dead', 0, unixepoch() * 1000, 'x');
-             UPDATE counters SET dead = 2",
+             UPDATE outbox_counters SET dead = 2",
         )
         .unwrap();
     store.clean(&Retention::default()).await.unwrap();

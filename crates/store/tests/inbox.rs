@@ -179,10 +179,10 @@ async fn a_message_that_an_inbox_gave_up_is_acknowledged_and_kept_in_the_audit()
     relay.drain(10, &store::Verdict::Sent { ack_groups: vec![GROUP.to_owned()] }).await;
     let give_up: SqlHandler = Arc::new(|_, _, _| Handled::Dead { error: "never".to_owned() });
     place.store.process_with(GROUP, vec![arrival.clone()], give_up, &rules()).await.unwrap();
-    assert_eq!(place.count("unacknowledged"), 1);
+    assert_eq!(place.count("outbox_unacknowledged"), 1);
 
     place.store.drop_parked(GROUP, arrival.message.id, "a person").await.unwrap();
-    assert_eq!((place.count("unacknowledged"), place.count("acknowledgements")), (0, 1));
+    assert_eq!((place.count("outbox_unacknowledged"), place.count("outbox_acknowledgements")), (0, 1));
     let page = store::Page { after: None, limit: 1, newest_first: true };
     let audit = place.store.audit(page).await.unwrap().items.remove(0);
     assert_eq!((audit.actor.as_str(), audit.action.as_str()), ("a person", "inbox discard"));

@@ -343,7 +343,11 @@ async fn deleting_by_hand_a_dead_message_that_holds_its_key_lets_the_others_go()
     application.query_drop("DELETE FROM outbox_events WHERE status = 'sent' LIMIT 1").await.unwrap();
     assert_counts_agree(&store).await;
     store.clean(&Retention::default()).await.unwrap();
-    assert_eq!(number(&mut application, "SELECT count(*) FROM attempts").await, 0, "its history goes too");
+    assert_eq!(
+        number(&mut application, "SELECT count(*) FROM outbox_attempts").await,
+        0,
+        "its history goes too"
+    );
 }
 
 #[tokio::test]
@@ -408,7 +412,7 @@ async fn sent_records_are_deleted_with_their_settlement_where_nobody_must_acknow
     let counts = store.counts().await.unwrap();
     assert_eq!((counts.sent, counts.publish_success_total, counts.acknowledged_total), (0, 3, 2));
     let mut application = database.application().await;
-    for table in ["attempts", "acknowledgements", "unacknowledged", "holds"] {
+    for table in ["outbox_attempts", "outbox_acknowledgements", "outbox_unacknowledged", "outbox_holds"] {
         assert_eq!(number(&mut application, &format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
     }
 }

@@ -231,7 +231,7 @@ async fn work_on_a_lane_delays_neither_the_heartbeat_nor_the_taking_of_other_lan
     // As a relay that was stopped in the middle of a turn would.
     let mut stopped = database.application().await;
     let mut turn = stopped.start_transaction(TxOpts::default()).await.unwrap();
-    turn.query_drop("SELECT part FROM counters WHERE part = 3 FOR UPDATE").await.unwrap();
+    turn.query_drop("SELECT part FROM outbox_counters WHERE part = 3 FOR UPDATE").await.unwrap();
     let renewed = tokio::time::timeout(SOON, first.renew()).await.expect("it does not wait");
     assert_eq!(renewed.held.len(), 16);
     first.leave().await;

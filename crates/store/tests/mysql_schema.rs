@@ -53,7 +53,7 @@ async fn a_migration_that_stopped_in_its_middle_is_run_again() {
     application.query_drop(half).await.unwrap();
     let store = open(&database).await;
     store.append(vec![Message::new("orders", "1").into()]).await.unwrap();
-    assert_eq!(number(&mut application, "SELECT count(*) FROM lanes").await, 1_024);
+    assert_eq!(number(&mut application, "SELECT count(*) FROM outbox_lanes").await, 1_024);
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn a_table_that_was_converted_is_refused_with_the_remedy() {
     let database = Database::fresh().await;
     open(&database).await;
     let mut application = database.application().await;
-    application.query_drop("ALTER TABLE holds ENGINE = MyISAM, DROP PRIMARY KEY").await.unwrap();
+    application.query_drop("ALTER TABLE outbox_holds ENGINE = MyISAM, DROP PRIMARY KEY").await.unwrap();
     let error = MysqlStore::connect(Config::new(database.url())).await.unwrap_err().to_string();
     assert!(error.contains("holds") && error.contains("InnoDB") && error.contains("ALTER TABLE"), "{error}");
 }

@@ -2,4 +2,4 @@
 SELECT (SELECT count(*) FROM outbox_events),
        (SELECT count(*) FROM outbox_events WHERE status <> 'sent'),
        (SELECT count(*) FROM outbox_events e
-        WHERE NOT EXISTS (SELECT 1 FROM acknowledgements a WHERE a.seq = e.seq AND a.grp = 'proof'))
+        WHERE NOT EXISTS (SELECT 1 FROM outbox_acknowledgements a WHERE a.seq = e.seq AND a.grp = 'proof'))

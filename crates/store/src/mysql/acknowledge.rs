@@ -123,7 +123,7 @@ async fn fly(tx: &mut Tx<'_>, found: &mut HashMap<MessageId, Found>) -> Result<(
 
 /// Who has acknowledged already.
 async fn acknowledged(tx: &mut Tx<'_>, seqs: &[i64]) -> Result<HashSet<(i64, String)>, Trouble> {
-    let sql = format!("SELECT seq, grp FROM acknowledgements WHERE seq IN ({})", list(seqs));
+    let sql = format!("SELECT seq, grp FROM outbox_acknowledgements WHERE seq IN ({})", list(seqs));
     let mut known = HashSet::new();
     for mut row in tx.query::<Row, _>(sql).await? {
         known.insert((row.number(0)?, row.text(1)?));

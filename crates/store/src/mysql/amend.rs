@@ -138,7 +138,8 @@ impl MysqlStore {
             self.uncount(moved, removed);
         }
         for group in record.ack_groups.iter().flatten() {
-            tx.exec_drop("DELETE FROM unacknowledged WHERE grp = ? AND seq = ?", (group, record.seq)).await?;
+            tx.exec_drop("DELETE FROM outbox_unacknowledged WHERE grp = ? AND seq = ?", (group, record.seq))
+                .await?;
         }
         if lifted {
             hold::drain(tx, place).await?;
@@ -164,7 +165,7 @@ pub(super) async fn audit(
     detail: &str,
 ) -> Result<(), Trouble> {
     tx.exec_drop(
-        "INSERT INTO audit (at, actor, action, message_id, detail) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO outbox_audit (at, actor, action, message_id, detail) VALUES (?, ?, ?, ?, ?)",
         (at(now), actor, action, id.to_string(), detail),
     )
     .await?;

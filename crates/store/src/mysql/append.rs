@@ -231,7 +231,7 @@ impl Writer<'_> {
         named.sort_by_key(|place| self.once(*place).map(|once| once.key.clone()));
         while !named.is_empty() {
             let sql = rows(
-                "INSERT INTO idempotency_keys (`key`, fingerprint, message_id, created_at) VALUES ",
+                "INSERT INTO outbox_idempotency_keys (`key`, fingerprint, message_id, created_at) VALUES ",
                 "(?, ?, ?, utc_timestamp(3))",
                 named.len(),
             );
@@ -266,7 +266,7 @@ impl Writer<'_> {
 
     /// What the names of those at `places` were taken for.
     async fn earlier(&mut self, places: &[usize]) -> Result<HashMap<Vec<u8>, (Vec<u8>, MessageId)>, Trouble> {
-        let start = "SELECT `key`, fingerprint, message_id FROM idempotency_keys WHERE `key` IN (";
+        let start = "SELECT `key`, fingerprint, message_id FROM outbox_idempotency_keys WHERE `key` IN (";
         let sql = rows(start, "?", places.len()) + ")";
         let keys: Vec<Value> =
             places.iter().filter_map(|place| Some(self.once(*place)?.key.as_bytes().into())).collect();
@@ -314,7 +314,7 @@ impl Writer<'_> {
         let names: Vec<Value> =
             gone.iter().filter_map(|place| Some(self.once(*place)?.key.as_bytes().into())).collect();
         if !names.is_empty() {
-            let sql = rows("DELETE FROM idempotency_keys WHERE `key` IN (", "?", names.len()) + ")";
+            let sql = rows("DELETE FROM outbox_idempotency_keys WHERE `key` IN (", "?", names.len()) + ")";
             self.tx.exec_drop(sql, names).await?;
         }
         for place in gone {

@@ -380,7 +380,7 @@ impl<'a> Claimant<'a> {
         }
         let rows: Vec<String> = batches.iter().map(|batch| record(batch, self.place.now)).collect();
         tx.query_drop(format!(
-            "INSERT INTO batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at) VALUES {}",
+            "INSERT INTO outbox_batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at) VALUES {}",
             rows.join(", ")
         ))
         .await?;

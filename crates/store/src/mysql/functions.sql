@@ -52,10 +52,10 @@ DROP TRIGGER IF EXISTS outbox_removed //
 CREATE TRIGGER outbox_removed AFTER DELETE ON outbox_events FOR EACH ROW
 BEGIN
     IF OLD.status = 'sent' THEN
-        UPDATE counters SET sent = sent - 1 WHERE part = 1024 + (connection_id() & 63);
+        UPDATE outbox_counters SET sent = sent - 1 WHERE part = 1024 + (connection_id() & 63);
     -- One that was never tried holds nobody back.
     ELSEIF OLD.status <> 'pending' OR OLD.delivery_epoch > 0 THEN
-        UPDATE holds SET draining = 1, seq = 0 WHERE seq = OLD.seq;
+        UPDATE outbox_holds SET draining = 1, seq = 0 WHERE seq = OLD.seq;
     END IF;
 END //
 DELIMITER ;

@@ -168,7 +168,7 @@ pub(super) async fn park(tx: &mut Tx<'_>, seqs: &[i64]) -> Result<(), Trouble> {
 /// Lets go some more followers of keys of `place` that are being drained. Answers whether any are left.
 pub(super) async fn drain(tx: &mut Tx<'_>, place: &Place) -> Result<bool, Trouble> {
     let sql = format!(
-        "SELECT topic, `key`, slot FROM holds FORCE INDEX (holds_draining)
+        "SELECT topic, `key`, slot FROM outbox_holds FORCE INDEX (outbox_holds_draining)
          WHERE draining = 1 AND slot & {} IN ({}) LIMIT {KEYS}",
         place.mask(),
         list(place.lanes())

@@ -75,7 +75,7 @@ impl Inspect for MysqlStore {
             let mut connection = store.connection().await?;
             let rows: Vec<Row> = connection
                 .exec(
-                    "SELECT at, outcome, error FROM attempts
+                    "SELECT at, outcome, error FROM outbox_attempts
                      WHERE seq = (SELECT seq FROM outbox_events WHERE id = ? LIMIT 1) ORDER BY position",
                     (id.to_string(),),
                 )
@@ -92,7 +92,7 @@ impl Inspect for MysqlStore {
         self.run(|store| async move {
             let mut connection = store.connection().await?;
             let id: Option<String> =
-                connection.query_first("SELECT value FROM settings WHERE name = 'store_id'").await?;
+                connection.query_first("SELECT value FROM outbox_settings WHERE name = 'store_id'").await?;
             Ok(id.ok_or_else(|| Error::Broken("the store has lost its identity".to_owned()))?)
         })
         .await
@@ -109,7 +109,7 @@ impl Inspect for MysqlStore {
             let rows: Vec<Row> = view
                 .exec(
                     "SELECT h.topic, h.`key`, h.seq, e.id, e.status
-                     FROM holds h LEFT JOIN outbox_events e ON e.seq = h.seq ORDER BY h.topic, h.`key` LIMIT ?",
+                     FROM outbox_holds h LEFT JOIN outbox_events e ON e.seq = h.seq ORDER BY h.topic, h.`key` LIMIT ?",
                     (limit,),
                 )
                 .await?;
@@ -134,7 +134,7 @@ impl Inspect for MysqlStore {
             let mut connection = store.connection().await?;
             let (sign, order) = direction(page);
             let sql = format!(
-                "SELECT position, at, actor, action, message_id, detail FROM audit
+                "SELECT position, at, actor, action, message_id, detail FROM outbox_audit
                  WHERE position {sign} ? ORDER BY position {order} LIMIT ?"
             );
             let mut items = Vec::new();
@@ -166,7 +166,7 @@ pub(super) fn start(page: Page) -> i64 {
 }
 
 pub(super) async fn in_flight(connection: &mut impl Queryable) -> Result<InFlight, Trouble> {
-    let sql = "SELECT b.seqs, l.locked_until FROM batches b JOIN lanes l ON l.lane = b.lane";
+    let sql = "SELECT b.seqs, l.locked_until FROM outbox_batches b JOIN outbox_lanes l ON l.lane = b.lane";
     let mut messages = HashMap::new();
     for mut row in connection.exec::<Row, _, _>(sql, ()).await? {
         let until = row.millis(1)?;
@@ -222,7 +222,7 @@ async fn acknowledgements(connection: &mut impl Queryable, records: &mut [Record
     let places: HashMap<i64, usize> =
         records.iter().enumerate().map(|(place, record)| (record.seq, place)).collect();
     let sql = format!(
-        "SELECT seq, grp, acknowledged_at FROM acknowledgements WHERE seq IN ({}) ORDER BY seq, grp",
+        "SELECT seq, grp, acknowledged_at FROM outbox_acknowledgements WHERE seq IN ({}) ORDER BY seq, grp",
         numbers(places.keys())
     );
     for mut row in connection.query::<Row, _>(sql).await? {
@@ -241,8 +241,8 @@ async fn look(connection: &mut impl Queryable, filter: &Filter, page: Page) -> R
     let tail = format!("AND seq {sign} {from} ORDER BY seq {order} LIMIT {LOOK}");
     if let Some(group) = &filter.unacknowledged_by {
         let sql = format!(
-            "SELECT seq FROM unacknowledged u FORCE INDEX (PRIMARY) WHERE grp = ? AND NOT EXISTS (
-                 SELECT 1 FROM acknowledgements a WHERE a.seq = u.seq AND a.grp = u.grp) {tail}"
+            "SELECT seq FROM outbox_unacknowledged u FORCE INDEX (PRIMARY) WHERE grp = ? AND NOT EXISTS (
+                 SELECT 1 FROM outbox_acknowledgements a WHERE a.seq = u.seq AND a.grp = u.grp) {tail}"
         );
         return Ok(connection.exec(sql, (group,)).await?);
     }
@@ -325,8 +325,9 @@ impl MysqlStore {
     async fn count(&self) -> Result<Counts, Trouble> {
         let mut tx = self.view().await?;
         let mut counts = totals(&mut tx).await?;
-        let row: Option<Row> =
-            tx.exec_first("SELECT coalesce(sum(size), 0), coalesce(sum(failed), 0) FROM batches", ()).await?;
+        let row: Option<Row> = tx
+            .exec_first("SELECT coalesce(sum(size), 0), coalesce(sum(failed), 0) FROM outbox_batches", ())
+            .await?;
         let mut row = row.ok_or_else(|| Error::Broken("the batches cannot be counted".to_owned()))?;
         let (in_flight, in_flight_failed): (u64, u64) = (row.small(0)?, row.small(1)?);
         let [pending, failed, dead] = self.resting(&mut tx).await?;
@@ -378,7 +379,7 @@ async fn totals(connection: &mut impl Queryable) -> Result<Counts, Trouble> {
         .exec_first(
             "SELECT cast(sum(sent) AS SIGNED), cast(sum(publish_success_total) AS SIGNED),
                     cast(sum(publish_failure_total) AS SIGNED), cast(sum(dead_total) AS SIGNED),
-                    cast(sum(acknowledged_total) AS SIGNED) FROM counters",
+                    cast(sum(acknowledged_total) AS SIGNED) FROM outbox_counters",
             (),
         )
         .await?;
@@ -418,7 +419,7 @@ async fn latency(connection: &mut impl Queryable, wait: Wait) -> Result<Latency,
     let rows: Vec<Row> = connection
         .exec(
             "SELECT bucket, cast(sum(n) AS SIGNED), cast(sum(millis) AS SIGNED)
-             FROM latencies WHERE name = ? GROUP BY bucket",
+             FROM outbox_latencies WHERE name = ? GROUP BY bucket",
             (wait.name(),),
         )
         .await?;

@@ -51,7 +51,7 @@ impl Place {
 pub(super) async fn lock(tx: &mut Tx<'_>, lanes: impl IntoIterator<Item = u16>) -> Result<Place, Trouble> {
     let lanes: BTreeSet<u16> = lanes.into_iter().collect();
     tx.query_drop(format!(
-        "SELECT part FROM counters FORCE INDEX (PRIMARY) WHERE part IN ({}) ORDER BY part FOR UPDATE",
+        "SELECT part FROM outbox_counters FORCE INDEX (PRIMARY) WHERE part IN ({}) ORDER BY part FOR UPDATE",
         list(&lanes)
     ))
     .await?;
@@ -62,8 +62,8 @@ pub(super) async fn lock(tx: &mut Tx<'_>, lanes: impl IntoIterator<Item = u16>) 
 pub(super) async fn look(connection: &mut impl Queryable, lanes: BTreeSet<u16>) -> Result<Place, Trouble> {
     let row: Option<Row> = connection
         .exec_first(
-            "SELECT utc_timestamp(3), (SELECT value FROM settings WHERE name = 'lanes'),
-                    EXISTS (SELECT 1 FROM holds), EXISTS (SELECT 1 FROM holds WHERE draining = 1)",
+            "SELECT utc_timestamp(3), (SELECT value FROM outbox_settings WHERE name = 'lanes'),
+                    EXISTS (SELECT 1 FROM outbox_holds), EXISTS (SELECT 1 FROM outbox_holds WHERE draining = 1)",
             (),
         )
         .await?;
@@ -133,7 +133,7 @@ pub(super) async fn standings(
 ) -> Result<HashMap<u16, Standing>, Trouble> {
     let sql = format!(
         "SELECT l.lane, l.epoch, l.lease_id, b.id, b.epoch, b.lease_id, b.seqs
-         FROM lanes l LEFT JOIN batches b ON b.lane = l.lane WHERE l.lane IN ({})",
+         FROM outbox_lanes l LEFT JOIN outbox_batches b ON b.lane = l.lane WHERE l.lane IN ({})",
         list(lanes)
     );
     let mut standings = HashMap::new();
@@ -161,6 +161,7 @@ pub(super) async fn close(tx: &mut Tx<'_>, lanes: &BTreeSet<u16>) -> Result<(), 
     if lanes.is_empty() {
         return Ok(());
     }
-    let sql = format!("DELETE b FROM batches b FORCE INDEX (PRIMARY) WHERE b.lane IN ({})", list(lanes));
+    let sql =
+        format!("DELETE b FROM outbox_batches b FORCE INDEX (PRIMARY) WHERE b.lane IN ({})", list(lanes));
     Ok(tx.query_drop(sql).await?)
 }

@@ -60,11 +60,12 @@ impl Lanes for MysqlStore {
             let id = id.clone();
             async move {
                 let mut tx = store.begin().await?;
-                tx.exec_drop("DELETE FROM instances WHERE id = ?", (&id,)).await?;
+                tx.exec_drop("DELETE FROM outbox_instances WHERE id = ?", (&id,)).await?;
                 // Found first and written by number: an UPDATE by owner would wait for everybody's lanes.
-                let lanes: Vec<u16> = tx.exec("SELECT lane FROM lanes WHERE owner = ?", (&id,)).await?;
+                let lanes: Vec<u16> =
+                    tx.exec("SELECT lane FROM outbox_lanes WHERE owner = ?", (&id,)).await?;
                 let sql = format!(
-                    "UPDATE lanes FORCE INDEX (PRIMARY) SET {FREE} WHERE lane IN ({}) AND owner = ?",
+                    "UPDATE outbox_lanes FORCE INDEX (PRIMARY) SET {FREE} WHERE lane IN ({}) AND owner = ?",
                     list(lanes)
                 );
                 tx.exec_drop(sql, (&id,)).await?;
@@ -81,7 +82,7 @@ impl Lanes for MysqlStore {
             let rows: Vec<Row> = connection
                 .exec(
                     "SELECT l.lane, l.epoch, coalesce(i.name, l.owner), l.locked_until, coalesce(b.size, 0)
-                     FROM lanes l LEFT JOIN instances i ON i.id = l.owner LEFT JOIN batches b ON b.lane = l.lane
+                     FROM outbox_lanes l LEFT JOIN outbox_instances i ON i.id = l.owner LEFT JOIN outbox_batches b ON b.lane = l.lane
                      WHERE l.lane < ? ORDER BY l.lane",
                     (place.count(),),
                 )
@@ -110,8 +111,11 @@ impl Lanes for MysqlStore {
         }
         self.run(move |store| async move {
             let mut tx = store.begin().await?;
-            tx.exec_drop("UPDATE settings SET value = ? WHERE name = 'lanes_wanted'", (wanted.to_string(),))
-                .await?;
+            tx.exec_drop(
+                "UPDATE outbox_settings SET value = ? WHERE name = 'lanes_wanted'",
+                (wanted.to_string(),),
+            )
+            .await?;
             let place = lane::look(&mut tx, BTreeSet::new()).await?;
             let in_force = resize(&mut tx, place.now).await?;
             commit(tx).await?;
@@ -142,7 +146,7 @@ impl MysqlStore {
 
 async fn setting(connection: &mut impl Queryable, name: &str) -> Result<u16, Trouble> {
     let value: Option<String> =
-        connection.exec_first("SELECT value FROM settings WHERE name = ?", (name,)).await?;
+        connection.exec_first("SELECT value FROM outbox_settings WHERE name = ?", (name,)).await?;
     let number = value.and_then(|value| value.parse().ok());
     Ok(number.ok_or_else(|| Error::Broken(format!("the setting `{name}` is no number of lanes")))?)
 }
@@ -155,19 +159,22 @@ async fn resize(tx: &mut Tx<'_>, now: i64) -> Result<bool, Trouble> {
     }
     // Whoever works on a lane counts on the number of lanes: all of them must be at rest.
     let at_rest: Vec<u16> = tx
-        .exec("SELECT part FROM counters WHERE part < ? ORDER BY part FOR UPDATE SKIP LOCKED", (SLOTS,))
+        .exec(
+            "SELECT part FROM outbox_counters WHERE part < ? ORDER BY part FOR UPDATE SKIP LOCKED",
+            (SLOTS,),
+        )
         .await?;
     // An open batch counts even when its owner is dead: only a relay, which knows the routes, can resolve it.
     let busy: Option<bool> = tx
         .exec_first(
-            "SELECT EXISTS (SELECT 1 FROM lanes WHERE locked_until > ?) OR EXISTS (SELECT 1 FROM batches)",
+            "SELECT EXISTS (SELECT 1 FROM outbox_lanes WHERE locked_until > ?) OR EXISTS (SELECT 1 FROM outbox_batches)",
             (at(now),),
         )
         .await?;
     if at_rest.len() < usize::from(SLOTS) || busy != Some(false) {
         return Ok(false);
     }
-    tx.exec_drop("UPDATE settings SET value = ? WHERE name = 'lanes'", (wanted.to_string(),)).await?;
+    tx.exec_drop("UPDATE outbox_settings SET value = ? WHERE name = 'lanes'", (wanted.to_string(),)).await?;
     Ok(true)
 }
 
@@ -201,18 +208,18 @@ impl Heartbeat<'_> {
     async fn announce(&mut self, now: i64, until: i64) -> Result<usize, Trouble> {
         self.tx
             .exec_drop(
-                "INSERT INTO instances (id, name, alive_until) VALUES (?, ?, ?)
+                "INSERT INTO outbox_instances (id, name, alive_until) VALUES (?, ?, ?)
                  ON DUPLICATE KEY UPDATE alive_until = VALUES(alive_until)",
                 (&self.owner, &self.beat.instance.name, at(until)),
             )
             .await?;
         // Read without a lock and removed by id: beats must not wait for each other's rows.
         let rows: Vec<Row> =
-            self.tx.exec("SELECT id, alive_until < ? FROM instances ORDER BY id", (at(now),)).await?;
+            self.tx.exec("SELECT id, alive_until < ? FROM outbox_instances ORDER BY id", (at(now),)).await?;
         let mut alive = 0;
         for mut row in rows {
             if row.flag(1)? {
-                let sql = "DELETE FROM instances WHERE id = ? AND alive_until < ?";
+                let sql = "DELETE FROM outbox_instances WHERE id = ? AND alive_until < ?";
                 self.tx.exec_drop(sql, (row.text(0)?, at(now))).await?;
             } else {
                 alive += 1;
@@ -227,7 +234,7 @@ impl Heartbeat<'_> {
         }
         let lanes = list(self.beat.held.iter().map(|lease| lease.lane).collect::<BTreeSet<_>>());
         let sql = format!(
-            "SELECT lane, epoch, lease_id FROM lanes FORCE INDEX (PRIMARY) WHERE lane IN ({lanes}) ORDER BY lane
+            "SELECT lane, epoch, lease_id FROM outbox_lanes FORCE INDEX (PRIMARY) WHERE lane IN ({lanes}) ORDER BY lane
              FOR UPDATE"
         );
         let mut current = HashMap::new();
@@ -240,7 +247,7 @@ impl Heartbeat<'_> {
         let held: Vec<Lease> = self.beat.held.iter().filter(same).copied().collect();
         if !held.is_empty() {
             let sql = format!(
-                "UPDATE lanes FORCE INDEX (PRIMARY) SET locked_until = '{}' WHERE lane IN ({})",
+                "UPDATE outbox_lanes FORCE INDEX (PRIMARY) SET locked_until = '{}' WHERE lane IN ({})",
                 at_text(until),
                 list(held.iter().map(|lease| lease.lane))
             );
@@ -254,7 +261,7 @@ impl Heartbeat<'_> {
         if resize(&mut self.tx, now).await? {
             return Ok(true);
         }
-        let sql = "SELECT b.lane FROM batches b JOIN lanes l ON l.lane = b.lane WHERE l.locked_until <= ?";
+        let sql = "SELECT b.lane FROM outbox_batches b JOIN outbox_lanes l ON l.lane = b.lane WHERE l.locked_until <= ?";
         let abandoned: Vec<u16> = self.tx.exec(sql, (at(now),)).await?;
         // A new epoch first: the late owner must find its batch gone and its lease void.
         let abandoned = self.seize(abandoned.len(), now, Some(&abandoned)).await?;
@@ -262,7 +269,7 @@ impl Heartbeat<'_> {
             return Ok(false);
         }
         let sql = format!(
-            "UPDATE lanes FORCE INDEX (PRIMARY) SET epoch = epoch + 1, {FREE} WHERE lane IN ({})",
+            "UPDATE outbox_lanes FORCE INDEX (PRIMARY) SET epoch = epoch + 1, {FREE} WHERE lane IN ({})",
             list(abandoned.iter().map(|(lane, _)| lane))
         );
         self.tx.query_drop(sql).await?;
@@ -283,8 +290,8 @@ impl Heartbeat<'_> {
         let count = setting(&mut self.tx, "lanes").await?;
         let among = among.map(|lanes| format!(" AND l.lane IN ({})", list(lanes))).unwrap_or_default();
         let sql = format!(
-            "SELECT l.lane, l.epoch FROM lanes l FORCE INDEX (PRIMARY)
-             STRAIGHT_JOIN counters c FORCE INDEX (PRIMARY) ON c.part = l.lane
+            "SELECT l.lane, l.epoch FROM outbox_lanes l FORCE INDEX (PRIMARY)
+             STRAIGHT_JOIN outbox_counters c FORCE INDEX (PRIMARY) ON c.part = l.lane
              WHERE l.lane < {count} AND l.locked_until <= '{}'{among} ORDER BY l.lane LIMIT {most}
              FOR UPDATE SKIP LOCKED",
             at_text(now)

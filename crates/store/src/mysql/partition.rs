@@ -160,8 +160,8 @@ async fn retire(connection: &mut Conn, oldest: &Part, keep: Duration) -> Result<
     let young = format!(
         "SELECT EXISTS (SELECT 1 FROM outbox_events PARTITION ({name})
                         WHERE status <> 'sent' OR sent_at >= ? OR sent_at IS NULL)
-             OR EXISTS (SELECT 1 FROM unacknowledged u
-                        LEFT JOIN acknowledgements a ON a.seq = u.seq AND a.grp = u.grp
+             OR EXISTS (SELECT 1 FROM outbox_unacknowledged u
+                        LEFT JOIN outbox_acknowledgements a ON a.seq = u.seq AND a.grp = u.grp
                         WHERE u.seq < {end} AND a.seq IS NULL)"
     );
     let young: Option<bool> = connection.exec_first(young, (limit,)).await?;
@@ -189,7 +189,7 @@ async fn retire(connection: &mut Conn, oldest: &Part, keep: Duration) -> Result<
     if unsent != Some(false) {
         return Ok(0);
     }
-    let sql = "UPDATE counters SET sent = sent - ? WHERE part = ?";
+    let sql = "UPDATE outbox_counters SET sent = sent - ? WHERE part = ?";
     connection.exec_drop(sql, (rows, any_part())).await?;
     Ok(u64::try_from(rows).unwrap_or(0))
 }

@@ -61,16 +61,17 @@ impl Limits {
 const MAY_GO: &str = "((e.status = 'sent' AND e.sent_at < ? AND NOT EXISTS (
          SELECT 1 FROM json_table(coalesce(e.ack_groups, '[]'), '$[*]' COLUMNS (
                            name VARCHAR(249) CHARACTER SET utf8mb4 PATH '$')) g
-         JOIN unacknowledged u ON u.grp = g.name COLLATE utf8mb4_bin AND u.seq = e.seq
-         LEFT JOIN acknowledgements a ON a.seq = u.seq AND a.grp = u.grp WHERE a.seq IS NULL))
+         JOIN outbox_unacknowledged u ON u.grp = g.name COLLATE utf8mb4_bin AND u.seq = e.seq
+         LEFT JOIN outbox_acknowledgements a ON a.seq = u.seq AND a.grp = u.grp WHERE a.seq IS NULL))
      OR (e.status = 'dead' AND coalesce(e.dead_at, e.written_at) < ? AND e.held = 0
-         AND NOT EXISTS (SELECT 1 FROM holds h WHERE h.seq = e.seq)))";
+         AND NOT EXISTS (SELECT 1 FROM outbox_holds h WHERE h.seq = e.seq)))";
 
 pub(super) async fn clean(store: &MysqlStore, retention: Retention) -> Result<u64, Error> {
     store
         .run(move |store| async move {
-            let mut removed = forget_old(&store, "idempotency_keys", "created_at", retention.keys).await?;
-            removed += forget_old(&store, "audit", "at", retention.audit).await?;
+            let mut removed =
+                forget_old(&store, "outbox_idempotency_keys", "created_at", retention.keys).await?;
+            removed += forget_old(&store, "outbox_audit", "at", retention.audit).await?;
             for chunk in outdated(&store, &retention).await?.chunks(REMOVE) {
                 removed += remove(&store, chunk, &retention).await?;
             }
@@ -160,18 +161,18 @@ async fn sweep(store: &MysqlStore) -> Result<(), Trouble> {
     let mut tx = store.begin().await?;
     // Where the trigger could not be made, nobody said that a holder is gone.
     let sql = format!(
-        "SELECT h.seq FROM holds h LEFT JOIN outbox_events e ON e.seq = h.seq
+        "SELECT h.seq FROM outbox_holds h LEFT JOIN outbox_events e ON e.seq = h.seq
          WHERE h.draining = 0 AND e.seq IS NULL LIMIT {REMOVE}"
     );
     let gone: Vec<i64> = tx.query(sql).await?;
     if !gone.is_empty() {
-        let sql = "UPDATE holds FORCE INDEX (holds_seq) SET draining = 1, seq = 0 WHERE seq IN";
+        let sql = "UPDATE outbox_holds FORCE INDEX (outbox_holds_seq) SET draining = 1, seq = 0 WHERE seq IN";
         tx.query_drop(format!("{sql} ({})", list(gone))).await?;
     }
     let cleaned = &store.cleaned;
     for (table, column, index, cursor) in [
-        ("attempts", "position", "attempts_seq", &cleaned.attempts),
-        ("acknowledgements", "seq", "PRIMARY", &cleaned.acknowledgements),
+        ("outbox_attempts", "position", "outbox_attempts_seq", &cleaned.attempts),
+        ("outbox_acknowledgements", "seq", "PRIMARY", &cleaned.acknowledgements),
     ] {
         let from = cursor.load(Ordering::Relaxed);
         let sql = format!(

@@ -111,7 +111,7 @@ pub(super) async fn check_tables(connection: &mut Conn) -> Result<(), Error> {
             "SELECT table_name, coalesce(engine, 'none'), coalesce(table_collation, 'none')
              FROM information_schema.tables
              WHERE table_schema = database() AND table_type = 'BASE TABLE'
-             AND table_name IN ('outbox_events', 'holds', 'lanes', 'batches', 'counters', 'inbox_ids', 'inbox_parked')
+             AND table_name IN ('outbox_events', 'outbox_holds', 'outbox_lanes', 'outbox_batches', 'outbox_counters', 'inbox_ids', 'inbox_parked')
              AND (engine <> 'InnoDB' OR table_collation NOT LIKE 'utf8mb4%') LIMIT 1",
         )
         .await?;

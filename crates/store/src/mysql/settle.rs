@@ -276,7 +276,7 @@ async fn unacknowledged(
     if waiting.is_empty() {
         return Ok(waiting);
     }
-    let sql = format!("SELECT seq, grp FROM acknowledgements WHERE seq IN ({})", list(waiting.keys()));
+    let sql = format!("SELECT seq, grp FROM outbox_acknowledgements WHERE seq IN ({})", list(waiting.keys()));
     for mut row in tx.query::<Row, _>(sql).await? {
         let (seq, group) = (row.number(0)?, row.text(1)?);
         if let Some(groups) = waiting.get_mut(&seq) {
@@ -304,10 +304,14 @@ pub(super) async fn remove(tx: &mut Tx<'_>, seqs: &[i64]) -> Result<u64, Trouble
     tx.query_drop(format!("DELETE e FROM outbox_events e FORCE INDEX (PRIMARY) WHERE e.seq IN ({seqs})"))
         .await?;
     let removed = tx.affected_rows();
-    tx.query_drop(format!("DELETE a FROM attempts a FORCE INDEX (attempts_seq) WHERE a.seq IN ({seqs})"))
-        .await?;
-    tx.query_drop(format!("DELETE a FROM acknowledgements a FORCE INDEX (PRIMARY) WHERE a.seq IN ({seqs})"))
-        .await?;
+    tx.query_drop(format!(
+        "DELETE a FROM outbox_attempts a FORCE INDEX (outbox_attempts_seq) WHERE a.seq IN ({seqs})"
+    ))
+    .await?;
+    tx.query_drop(format!(
+        "DELETE a FROM outbox_acknowledgements a FORCE INDEX (PRIMARY) WHERE a.seq IN ({seqs})"
+    ))
+    .await?;
     Ok(removed)
 }
 
@@ -321,8 +325,8 @@ async fn history(tx: &mut Tx<'_>, now: i64, rows: Vec<Json>, seqs: &BTreeSet<i64
     tx.query_drop(format!(
         "DELETE a FROM (SELECT position FROM (
              SELECT position, row_number() OVER (PARTITION BY seq ORDER BY position DESC) AS age
-             FROM attempts FORCE INDEX (attempts_seq) WHERE seq IN ({})) x WHERE age > {HISTORY}) old
-         STRAIGHT_JOIN attempts a FORCE INDEX (PRIMARY) ON a.position = old.position",
+             FROM outbox_attempts FORCE INDEX (outbox_attempts_seq) WHERE seq IN ({})) x WHERE age > {HISTORY}) old
+         STRAIGHT_JOIN outbox_attempts a FORCE INDEX (PRIMARY) ON a.position = old.position",
         list(seqs)
     ))
     .await?;

@@ -24,7 +24,7 @@ pub(super) async fn write(tally: Tally, connection: &mut impl Queryable, part: u
         values.push(part.into());
         connection
             .exec_drop(
-                "UPDATE counters SET sent = sent + ?, publish_success_total = publish_success_total + ?,
+                "UPDATE outbox_counters SET sent = sent + ?, publish_success_total = publish_success_total + ?,
                         publish_failure_total = publish_failure_total + ?, dead_total = dead_total + ?,
                         acknowledged_total = acknowledged_total + ?
                  WHERE part = ?",
@@ -42,7 +42,7 @@ pub(super) async fn write(tally: Tally, connection: &mut impl Queryable, part: u
             .collect();
         connection
             .query_drop(format!(
-                "INSERT INTO latencies (part, name, bucket, n, millis) VALUES {}
+                "INSERT INTO outbox_latencies (part, name, bucket, n, millis) VALUES {}
                  ON DUPLICATE KEY UPDATE n = n + VALUES(n), millis = millis + VALUES(millis)",
                 rows.join(", ")
             ))

@@ -128,7 +128,7 @@ impl Acknowledger<'_> {
         let rows = self
             .tx
             .query(
-                "INSERT INTO acknowledgements (seq, grp, acknowledged_at)
+                "INSERT INTO outbox_acknowledgements (seq, grp, acknowledged_at)
                  SELECT a.seq, a.grp, $3 FROM unnest($1::bigint[], $2::text[]) AS a(seq, grp)
                  ON CONFLICT DO NOTHING RETURNING seq, grp",
                 &[(&seqs, Type::INT8_ARRAY), (&groups, Type::TEXT_ARRAY), (&now, Type::TIMESTAMPTZ)],
@@ -151,7 +151,7 @@ impl Acknowledger<'_> {
         }
         self.tx
             .execute(
-                "DELETE FROM unacknowledged u USING unnest($1::bigint[], $2::text[]) AS a(seq, grp)
+                "DELETE FROM outbox_unacknowledged u USING unnest($1::bigint[], $2::text[]) AS a(seq, grp)
                  WHERE u.grp = a.grp AND u.seq = a.seq",
                 &[(&seqs, Type::INT8_ARRAY), (&groups, Type::TEXT_ARRAY)],
             )
@@ -161,7 +161,7 @@ impl Acknowledger<'_> {
             self.tx
                 .execute(
                     "DELETE FROM outbox_events e WHERE e.seq = ANY ($1) AND e.status = 'sent'
-                     AND NOT EXISTS (SELECT 1 FROM unacknowledged u WHERE u.seq = e.seq)",
+                     AND NOT EXISTS (SELECT 1 FROM outbox_unacknowledged u WHERE u.seq = e.seq)",
                     &[(&seqs, Type::INT8_ARRAY)],
                 )
                 .await?;

@@ -104,8 +104,8 @@ async fn act(tx: &Transaction, id: MessageId, actor: &str, action: &Action<'_>) 
 async fn lock(tx: &Transaction, id: MessageId) -> Result<Option<i16>, Trouble> {
     let rows = tx
         .query(
-            "SELECT lane FROM lanes WHERE lane =
-             (SELECT e.slot & (s.value::smallint - 1::smallint) FROM outbox_events e, settings s WHERE e.id = $1 AND s.name = 'lanes')
+            "SELECT lane FROM outbox_lanes WHERE lane =
+             (SELECT e.slot & (s.value::smallint - 1::smallint) FROM outbox_events e, outbox_settings s WHERE e.id = $1 AND s.name = 'lanes')
              FOR UPDATE",
             &[(&id.0, Type::UUID)],
         )
@@ -129,7 +129,7 @@ pub(super) async fn audit(
     detail: &str,
 ) -> Result<(), Trouble> {
     tx.execute(
-        "INSERT INTO audit (at, actor, action, message_id, detail) VALUES (clock_timestamp(), $1, $2, $3, $4)",
+        "INSERT INTO outbox_audit (at, actor, action, message_id, detail) VALUES (clock_timestamp(), $1, $2, $3, $4)",
         &[(&actor, Type::TEXT), (&action, Type::TEXT), (&id.0, Type::UUID), (&detail, Type::TEXT)],
     )
     .await?;
@@ -164,7 +164,8 @@ async fn again(
     )
     .await?;
     // Its number may be below the mark of the lane's owner.
-    tx.execute("UPDATE lanes SET amended = amended + 1 WHERE lane = $1", &[(&lane, Type::INT2)]).await?;
+    tx.execute("UPDATE outbox_lanes SET amended = amended + 1 WHERE lane = $1", &[(&lane, Type::INT2)])
+        .await?;
     let mut moved = Tally::default();
     moved.moved(record.state.status, state.status);
     tally::write(tx, moved).await

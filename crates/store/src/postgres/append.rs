@@ -152,7 +152,7 @@ async fn remember(
     let ids: Vec<Uuid> = keys.iter().map(|key| messages[first[key]].message.id.0).collect();
     let taken = tx
         .query(
-            "INSERT INTO idempotency_keys (key, fingerprint, message_id, created_at)
+            "INSERT INTO outbox_idempotency_keys (key, fingerprint, message_id, created_at)
              SELECT k.*, clock_timestamp() FROM unnest($1::text[], $2::bytea[], $3::uuid[]) AS k
              ON CONFLICT (key) DO NOTHING RETURNING key",
             &[(&keys, Type::TEXT_ARRAY), (&fingerprints, Type::BYTEA_ARRAY), (&ids, Type::UUID_ARRAY)],
@@ -164,7 +164,7 @@ async fn remember(
     if !earlier.is_empty() {
         let rows = tx
             .query(
-                "SELECT key, message_id, fingerprint FROM idempotency_keys WHERE key = ANY ($1)",
+                "SELECT key, message_id, fingerprint FROM outbox_idempotency_keys WHERE key = ANY ($1)",
                 &[(&earlier, Type::TEXT_ARRAY)],
             )
             .await?;
@@ -232,8 +232,11 @@ async fn forget(
         .filter_map(|(place, _)| messages[*place].once.as_ref().map(|once| once.key.as_str()))
         .collect();
     if !unused.is_empty() {
-        tx.execute("DELETE FROM idempotency_keys WHERE key = ANY ($1)", &[(&unused, Type::TEXT_ARRAY)])
-            .await?;
+        tx.execute(
+            "DELETE FROM outbox_idempotency_keys WHERE key = ANY ($1)",
+            &[(&unused, Type::TEXT_ARRAY)],
+        )
+        .await?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ FROM (SELECT o.*, h.seq IS NOT NULL AS behind, count(*) OVER () AS met,
                 ORDER BY o.topic, o.seq LIMIT t.take) f
             ORDER BY f.seq LIMIT $6) first
       JOIN outbox_events o ON o.seq = first.seq
-      LEFT JOIN holds h ON h.topic = o.topic AND h.key = o.key AND h.seq < o.seq AND h.released_to < o.seq) e
+      LEFT JOIN outbox_holds h ON h.topic = o.topic AND h.key = o.key AND h.seq < o.seq AND h.released_to < o.seq) e
 -- No more payloads than fit, and one that does not, so that it is known that more is there.
 WHERE e.bytes_before < $7
 ORDER BY e.seq

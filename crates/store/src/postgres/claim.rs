@@ -117,6 +117,9 @@ impl PostgresStore {
         for (lane, position) in settled {
             self.marks.settle(lane, position);
         }
+        if let Some(doorbell) = self.doorbell.as_ref().filter(|_| !turn.batches.is_empty()) {
+            doorbell.keep_awake();
+        }
         self.sweep_sometimes();
         Ok(turn)
     }
@@ -171,14 +174,14 @@ fn sorted(lanes: impl Iterator<Item = u16>) -> Vec<i16> {
 
 /// What the lanes are at the moment.
 async fn lanes_now(tx: &Transaction, lanes: &[i16]) -> Result<Vec<Row>, Trouble> {
-    let sql = "SELECT lane, epoch, lease_id, amended FROM lanes WHERE lane = ANY ($1)";
+    let sql = "SELECT lane, epoch, lease_id, amended FROM outbox_lanes WHERE lane = ANY ($1)";
     tx.query(sql, &[(&lanes, Type::INT2_ARRAY)]).await
 }
 
 /// Locks lanes, in their order: whoever locks several does it in the same one, so nobody waits in a circle.
 pub(super) async fn lock(tx: &Transaction, lanes: &[i16]) -> Result<Vec<Row>, Trouble> {
     tx.query(
-        "SELECT lane, epoch, lease_id, amended FROM lanes WHERE lane = ANY ($1) ORDER BY lane FOR UPDATE",
+        "SELECT lane, epoch, lease_id, amended FROM outbox_lanes WHERE lane = ANY ($1) ORDER BY lane FOR UPDATE",
         &[(&lanes, Type::INT2_ARRAY)],
     )
     .await
@@ -244,9 +247,9 @@ async fn open_batches(tx: &Transaction, marks: &Marks, lanes: &[i16]) -> Result<
             "SELECT b.lane, b.position, b.id, b.epoch, b.lease_id, b.seqs
              FROM unnest($1::smallint[], $2::bigint[]) AS m(lane, settled)
              CROSS JOIN LATERAL (
-                 SELECT * FROM batches b
+                 SELECT * FROM outbox_batches b
                  WHERE b.lane = m.lane
-                       AND b.position > greatest(m.settled, (SELECT settled_to FROM lanes l WHERE l.lane = m.lane))
+                       AND b.position > greatest(m.settled, (SELECT settled_to FROM outbox_lanes l WHERE l.lane = m.lane))
                  ORDER BY b.position LIMIT 1) b",
             &[(&lanes, Type::INT2_ARRAY), (&settled, Type::INT8_ARRAY)],
         )
@@ -447,7 +450,7 @@ impl Desk<'_> {
             batches.iter().map(|batch| size(batch.messages.iter().filter(was_failed).count())).collect();
         self.tx
             .execute(
-                "INSERT INTO batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
+                "INSERT INTO outbox_batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
                  SELECT b.lane, b.id, b.epoch, b.lease_id, b.seqs::bigint[], b.size, b.failed, $8
                  FROM unnest($1::smallint[], $2::uuid[], $3::bigint[], $4::uuid[], $5::text[], $6::integer[], $7::integer[])
                       AS b(lane, id, epoch, lease_id, seqs, size, failed)",
@@ -475,6 +478,7 @@ fn array(messages: &[Claimed]) -> String {
 
 async fn remove_batches(tx: &Transaction, settled: &[(u16, i64)]) -> Result<(), Trouble> {
     let positions: Vec<i64> = settled.iter().map(|(_, position)| *position).collect();
-    tx.execute("DELETE FROM batches WHERE position = ANY ($1)", &[(&positions, Type::INT8_ARRAY)]).await?;
+    tx.execute("DELETE FROM outbox_batches WHERE position = ANY ($1)", &[(&positions, Type::INT8_ARRAY)])
+        .await?;
     Ok(())
 }

@@ -22,5 +22,5 @@ SELECT c.*, b.*,
 FROM (SELECT coalesce(sum(failed), 0)::bigint, coalesce(sum(sent), 0)::bigint, coalesce(sum(dead), 0)::bigint,
              coalesce(sum(publish_success_total), 0)::bigint, coalesce(sum(publish_failure_total), 0)::bigint,
              coalesce(sum(dead_total), 0)::bigint, coalesce(sum(acknowledged_total), 0)::bigint
-      FROM counters) c,
-     (SELECT coalesce(sum(size), 0)::bigint, coalesce(sum(failed), 0)::bigint FROM open_batches) b
+      FROM outbox_counters) c,
+     (SELECT coalesce(sum(size), 0)::bigint, coalesce(sum(failed), 0)::bigint FROM outbox_open_batches) b

@@ -120,12 +120,12 @@ async fn upsert(tx: &Transaction, holds: Vec<(&Key, i64, i64, bool)>) -> Result<
     let released: Vec<i64> = holds.iter().map(|hold| hold.2).collect();
     let draining: Vec<bool> = holds.iter().map(|hold| hold.3).collect();
     tx.execute(
-        "INSERT INTO holds (topic, key, seq, released_to, draining)
+        "INSERT INTO outbox_holds (topic, key, seq, released_to, draining)
          SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::boolean[])
          ON CONFLICT (topic, key) DO UPDATE
          SET seq = excluded.seq, draining = excluded.draining,
              -- How far followers were let go stays known while they are.
-             released_to = CASE WHEN excluded.draining THEN greatest(holds.released_to, excluded.released_to) ELSE 0 END",
+             released_to = CASE WHEN excluded.draining THEN greatest(outbox_holds.released_to, excluded.released_to) ELSE 0 END",
         &[
             (&topics, Type::TEXT_ARRAY),
             (&keys, Type::TEXT_ARRAY),
@@ -219,7 +219,7 @@ async fn remove(tx: &Transaction, keys: &[&Key]) -> Result<(), Trouble> {
     let (topics, keys): (Vec<&str>, Vec<&str>) =
         keys.iter().map(|key| (key.0.as_str(), key.1.as_str())).unzip();
     tx.execute(
-        "DELETE FROM holds WHERE (topic, key) IN (SELECT * FROM unnest($1::text[], $2::text[]))",
+        "DELETE FROM outbox_holds WHERE (topic, key) IN (SELECT * FROM unnest($1::text[], $2::text[]))",
         &[(&topics, Type::TEXT_ARRAY), (&keys, Type::TEXT_ARRAY)],
     )
     .await?;

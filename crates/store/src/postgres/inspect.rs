@@ -40,8 +40,8 @@ macro_rules! record_columns {
             message_columns!(),
             ", e.ack_groups::text, e.written_at, e.status, e.attempts, e.crashes, e.delivery_epoch, e.seq,
              e.next_attempt_at, e.last_error, e.sent_at, e.dead_reason, e.held,
-             ARRAY(SELECT a.grp FROM acknowledgements a WHERE a.seq = e.seq ORDER BY a.grp),
-             ARRAY(SELECT a.acknowledged_at FROM acknowledgements a WHERE a.seq = e.seq ORDER BY a.grp)"
+             ARRAY(SELECT a.grp FROM outbox_acknowledgements a WHERE a.seq = e.seq ORDER BY a.grp),
+             ARRAY(SELECT a.acknowledged_at FROM outbox_acknowledgements a WHERE a.seq = e.seq ORDER BY a.grp)"
         )
     };
 }
@@ -49,7 +49,7 @@ macro_rules! record_columns {
 #[async_trait]
 impl Inspect for PostgresStore {
     async fn identity(&self) -> Result<String, Error> {
-        let rows = self.read("SELECT value FROM settings WHERE name = 'store_id'", &[]).await?;
+        let rows = self.read("SELECT value FROM outbox_settings WHERE name = 'store_id'", &[]).await?;
         let row = rows
             .first()
             .ok_or_else(|| Error::Broken("the store's id is missing from its settings".to_owned()))?;
@@ -77,7 +77,7 @@ impl Inspect for PostgresStore {
     async fn attempts(&self, id: MessageId) -> Result<Vec<Attempt>, Error> {
         let rows = self
             .read(
-                "SELECT at, outcome, error FROM attempts
+                "SELECT at, outcome, error FROM outbox_attempts
                  WHERE seq = (SELECT seq FROM outbox_events WHERE id = $1) ORDER BY position",
                 &[(&id.0, Type::UUID)],
             )
@@ -100,9 +100,9 @@ impl Inspect for PostgresStore {
         let rows = self
             .read(
                 "SELECT h.topic, h.key, e.id,
-                        CASE WHEN EXISTS (SELECT 1 FROM open_batches b WHERE h.seq = ANY (b.seqs)) THEN 'InFlight'
+                        CASE WHEN EXISTS (SELECT 1 FROM outbox_open_batches b WHERE h.seq = ANY (b.seqs)) THEN 'InFlight'
                              ELSE e.status END
-                 FROM holds h LEFT JOIN outbox_events e ON e.seq = h.seq ORDER BY h.topic, h.key LIMIT $1",
+                 FROM outbox_holds h LEFT JOIN outbox_events e ON e.seq = h.seq ORDER BY h.topic, h.key LIMIT $1",
                 &[(&limit(most), Type::INT8)],
             )
             .await?;
@@ -119,7 +119,7 @@ impl Inspect for PostgresStore {
 
     async fn audit(&self, page: Page) -> Result<Paged<AuditEntry>, Error> {
         let sql = directed(
-            "SELECT position, at, actor, action, message_id, detail FROM audit
+            "SELECT position, at, actor, action, message_id, detail FROM outbox_audit
              WHERE position {sign} $1 ORDER BY position {order} LIMIT $2",
             page,
         );
@@ -154,7 +154,7 @@ pub(super) fn start(page: Page) -> i64 {
 /// The messages in open batches, and until when their lanes are leased.
 pub(super) async fn in_flight(tx: &Transaction) -> Result<HashMap<i64, DateTime<Utc>>, Trouble> {
     let mut messages = HashMap::new();
-    for row in tx.query("SELECT seqs, locked_until FROM open_batches", &[]).await? {
+    for row in tx.query("SELECT seqs, locked_until FROM outbox_open_batches", &[]).await? {
         let until: DateTime<Utc> = row.try_get(1)?;
         messages.extend(row.try_get::<_, Vec<i64>>(0)?.into_iter().map(|seq| (seq, until)));
     }
@@ -200,7 +200,7 @@ fn record(row: &Row, in_flight: &HashMap<i64, DateTime<Utc>>) -> Result<Record, 
 fn source(filter: &Filter) -> &'static str {
     const UNSENT: [Status; 3] = [Status::Pending, Status::InFlight, Status::Failed];
     if filter.unacknowledged_by.is_some() {
-        return "SELECT seq FROM unacknowledged WHERE grp = $3 AND seq {sign} $1 ORDER BY seq {order} LIMIT $2";
+        return "SELECT seq FROM outbox_unacknowledged WHERE grp = $3 AND seq {sign} $1 ORDER BY seq {order} LIMIT $2";
     }
     if filter.statuses == [Status::Dead] {
         return "SELECT seq FROM outbox_events WHERE status = 'dead' AND seq {sign} $1 ORDER BY seq {order} LIMIT $2";
@@ -270,7 +270,7 @@ async fn counts(tx: &Transaction, backlog: &Backlog) -> Result<Counts, Trouble> 
     let (row, waits) = tokio::join!(
         biased;
         async { tx.one(include_str!("counts.sql"), &[(&(EXACT + 1), Type::INT8)]).await },
-        tx.query("SELECT name, bucket, sum(n)::bigint, sum(millis)::bigint FROM latencies GROUP BY name, bucket", &[]),
+        tx.query("SELECT name, bucket, sum(n)::bigint, sum(millis)::bigint FROM outbox_latencies GROUP BY name, bucket", &[]),
     );
     let (row, waits) = (row?, waits?);
     let number = |column| row.try_get::<_, i64>(column);

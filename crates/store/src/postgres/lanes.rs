@@ -36,9 +36,9 @@ impl Lanes for PostgresStore {
 
     async fn leave(&self, instance: &Instance) -> Result<(), Error> {
         self.execute(
-            "WITH gone AS (DELETE FROM instances WHERE id = $1)
-             UPDATE lanes SET owner = NULL, lease_id = NULL, locked_until = 'epoch'
-             WHERE lane IN (SELECT lane FROM lanes WHERE owner = $1 ORDER BY lane FOR UPDATE)",
+            "WITH gone AS (DELETE FROM outbox_instances WHERE id = $1)
+             UPDATE outbox_lanes SET owner = NULL, lease_id = NULL, locked_until = 'epoch'
+             WHERE lane IN (SELECT lane FROM outbox_lanes WHERE owner = $1 ORDER BY lane FOR UPDATE)",
             &[(&instance.id, Type::UUID)],
         )
         .await
@@ -70,7 +70,7 @@ impl Lanes for PostgresStore {
             let result = async {
                 tx.begin().await?;
                 tx.execute(
-                    "UPDATE settings SET value = $1 WHERE name = 'lanes_wanted'",
+                    "UPDATE outbox_settings SET value = $1 WHERE name = 'lanes_wanted'",
                     &[(&wanted.to_string(), Type::TEXT)],
                 )
                 .await?;
@@ -105,7 +105,7 @@ impl Size {
 
     async fn read(tx: &Transaction, lock: &str) -> Result<Self, Trouble> {
         let sql = format!(
-            "SELECT name = 'lanes', value::smallint FROM settings WHERE name IN ('lanes', 'lanes_wanted') ORDER BY name {lock}"
+            "SELECT name = 'lanes', value::smallint FROM outbox_settings WHERE name IN ('lanes', 'lanes_wanted') ORDER BY name {lock}"
         );
         let mut size = Self { lanes: 1, wanted: 1 };
         for row in tx.query(&sql, &[]).await? {
@@ -127,7 +127,7 @@ impl Size {
         // An open batch counts even when its owner is dead: only a relay, which knows the routes, can resolve it.
         let busy = tx
             .one(
-                "SELECT EXISTS (SELECT 1 FROM lanes WHERE locked_until > $1) OR EXISTS (SELECT 1 FROM open_batches)",
+                "SELECT EXISTS (SELECT 1 FROM outbox_lanes WHERE locked_until > $1) OR EXISTS (SELECT 1 FROM outbox_open_batches)",
                 &[(&now, Type::TIMESTAMPTZ)],
             )
             .await?;
@@ -135,7 +135,7 @@ impl Size {
             return Ok(self);
         }
         tx.execute(
-            "UPDATE settings SET value = $1 WHERE name = 'lanes'",
+            "UPDATE outbox_settings SET value = $1 WHERE name = 'lanes'",
             &[(&self.wanted.to_string(), Type::TEXT)],
         )
         .await?;
@@ -188,21 +188,24 @@ impl Heartbeat<'_> {
         let instance = &self.beat.instance;
         self.tx
             .execute(
-                "INSERT INTO instances (id, name, alive_until) VALUES ($1, $2, $3)
+                "INSERT INTO outbox_instances (id, name, alive_until) VALUES ($1, $2, $3)
                  ON CONFLICT (id) DO UPDATE SET alive_until = excluded.alive_until",
                 &[(&instance.id, Type::UUID), (&instance.name, Type::TEXT), (&until, Type::TIMESTAMPTZ)],
             )
             .await?;
         self.tx
             .execute(
-                "DELETE FROM instances WHERE id IN
-                 (SELECT id FROM instances WHERE alive_until < $1 FOR UPDATE SKIP LOCKED)",
+                "DELETE FROM outbox_instances WHERE id IN
+                 (SELECT id FROM outbox_instances WHERE alive_until < $1 FOR UPDATE SKIP LOCKED)",
                 &[(&now, Type::TIMESTAMPTZ)],
             )
             .await?;
         let row = self
             .tx
-            .one("SELECT count(*) FROM instances WHERE alive_until >= $1", &[(&now, Type::TIMESTAMPTZ)])
+            .one(
+                "SELECT count(*) FROM outbox_instances WHERE alive_until >= $1",
+                &[(&now, Type::TIMESTAMPTZ)],
+            )
             .await?;
         Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(0))
     }
@@ -220,7 +223,7 @@ impl Heartbeat<'_> {
         let rows = self
             .tx
             .query(
-                "UPDATE lanes l SET locked_until = $5, settled_to = greatest(l.settled_to, h.settled)
+                "UPDATE outbox_lanes l SET locked_until = $5, settled_to = greatest(l.settled_to, h.settled)
                  FROM unnest($1::smallint[], $2::bigint[], $3::uuid[], $4::bigint[]) AS h(lane, epoch, id, settled)
                  WHERE l.lane = h.lane AND l.epoch = h.epoch AND l.lease_id = h.id
                  RETURNING l.lane, l.epoch, l.lease_id",
@@ -250,9 +253,9 @@ impl Heartbeat<'_> {
         let rows = self
             .tx
             .query(
-                "UPDATE lanes SET epoch = epoch + 1, owner = NULL, lease_id = NULL, locked_until = 'epoch'
-                 WHERE lane IN (SELECT l.lane FROM lanes l WHERE l.locked_until <= $1
-                                AND EXISTS (SELECT 1 FROM batches b WHERE b.lane = l.lane AND b.position > l.settled_to)
+                "UPDATE outbox_lanes SET epoch = epoch + 1, owner = NULL, lease_id = NULL, locked_until = 'epoch'
+                 WHERE lane IN (SELECT l.lane FROM outbox_lanes l WHERE l.locked_until <= $1
+                                AND EXISTS (SELECT 1 FROM outbox_batches b WHERE b.lane = l.lane AND b.position > l.settled_to)
                                 ORDER BY l.lane FOR UPDATE SKIP LOCKED)
                  RETURNING lane",
                 &[(&now, Type::TIMESTAMPTZ)],
@@ -315,7 +318,7 @@ async fn orphan(
 ) -> Result<(usize, usize), Trouble> {
     let rows = tx
         .query(
-            "DELETE FROM batches WHERE position = ANY (ARRAY(SELECT position FROM open_batches WHERE lane = ANY ($1)))
+            "DELETE FROM outbox_batches WHERE position = ANY (ARRAY(SELECT position FROM outbox_open_batches WHERE lane = ANY ($1)))
              RETURNING seqs",
             &[(&lanes, Type::INT2_ARRAY)],
         )

@@ -161,7 +161,7 @@ async fn retire(client: &Client, oldest: &Part, keep: Duration) -> Result<u64, t
     let sql = format!(
         "SELECT EXISTS (SELECT 1 FROM outbox_events WHERE seq >= $2)
             AND NOT EXISTS (SELECT 1 FROM {name} WHERE status <> 'sent' OR sent_at >= $1 OR sent_at IS NULL)
-            AND NOT EXISTS (SELECT 1 FROM unacknowledged WHERE seq < $2)"
+            AND NOT EXISTS (SELECT 1 FROM outbox_unacknowledged WHERE seq < $2)"
     );
     let old = client.query_typed_one(&sql, &[(&limit, Type::TIMESTAMPTZ), (end, Type::INT8)]).await?;
     if !old.try_get::<_, bool>(0)? {
@@ -183,9 +183,9 @@ async fn retire(client: &Client, oldest: &Part, keep: Duration) -> Result<u64, t
     let rows: i64 = row.try_get(1)?;
     client
         .batch_execute(&format!(
-            "DELETE FROM attempts a USING {name} e WHERE a.seq = e.seq AND e.last_error IS NOT NULL;
-             DELETE FROM acknowledgements WHERE seq < {end};
-             INSERT INTO counters (sent) VALUES (-{rows});
+            "DELETE FROM outbox_attempts a USING {name} e WHERE a.seq = e.seq AND e.last_error IS NOT NULL;
+             DELETE FROM outbox_acknowledgements WHERE seq < {end};
+             INSERT INTO outbox_counters (sent) VALUES (-{rows});
              DROP TABLE {name};
              COMMIT"
         ))

@@ -32,6 +32,6 @@ SELECT e.seq, e.id, e.topic, e.type, e.key,
        CASE WHEN f.seq IS NULL THEN e.status ELSE 'in_flight' END AS status,
        e.attempts, e.held, e.last_error, e.dead_reason, e.written_at, e.next_attempt_at, e.sent_at, f.locked_until
 FROM outbox_events e
-LEFT JOIN (SELECT unnest(b.seqs) AS seq, b.locked_until FROM open_batches b) f ON f.seq = e.seq;
+LEFT JOIN (SELECT unnest(b.seqs) AS seq, b.locked_until FROM outbox_open_batches b) f ON f.seq = e.seq;
 
 CREATE TABLE outbox_events_beyond PARTITION OF outbox_events DEFAULT;

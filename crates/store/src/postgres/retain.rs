@@ -24,7 +24,7 @@ const LOOK: i64 = 5_000;
 /// Whether the Sent record `e` may go: it was sent before `$1` and nobody has to acknowledge it.
 macro_rules! sent_may_go {
     () => {
-        "(e.status = 'sent' AND e.sent_at < $1 AND NOT EXISTS (SELECT 1 FROM unacknowledged u WHERE u.seq = e.seq))"
+        "(e.status = 'sent' AND e.sent_at < $1 AND NOT EXISTS (SELECT 1 FROM outbox_unacknowledged u WHERE u.seq = e.seq))"
     };
 }
 
@@ -32,13 +32,13 @@ macro_rules! sent_may_go {
 macro_rules! dead_may_go {
     () => {
         "(e.status = 'dead' AND coalesce(e.dead_at, e.written_at) < $2 AND NOT e.held
-          AND NOT EXISTS (SELECT 1 FROM holds h WHERE h.seq = e.seq))"
+          AND NOT EXISTS (SELECT 1 FROM outbox_holds h WHERE h.seq = e.seq))"
     };
 }
 
 pub(super) async fn clean(store: &PostgresStore, retention: &Retention) -> Result<u64, Error> {
-    let keys = forget_old(store, "idempotency_keys", "created_at", retention.keys).await?;
-    let audit = forget_old(store, "audit", "at", retention.audit).await?;
+    let keys = forget_old(store, "outbox_idempotency_keys", "created_at", retention.keys).await?;
+    let audit = forget_old(store, "outbox_audit", "at", retention.audit).await?;
     let from = store.cleaned.load(Ordering::Relaxed);
     let (old, next) = repeat(|| outdated(store, from, retention)).await?;
     store.cleaned.store(next, Ordering::Relaxed);
@@ -125,7 +125,7 @@ async fn remove(store: &PostgresStore, seqs: &[i64], retention: &Retention) -> R
         let rows = tx
             .query(
                 "SELECT DISTINCT e.slot & (s.value::smallint - 1::smallint)
-                 FROM outbox_events e, settings s WHERE e.seq = ANY ($1) AND e.status <> 'sent' AND s.name = 'lanes'",
+                 FROM outbox_events e, outbox_settings s WHERE e.seq = ANY ($1) AND e.status <> 'sent' AND s.name = 'lanes'",
                 &[(&seqs, Type::INT8_ARRAY)],
             )
             .await?;

@@ -20,7 +20,7 @@ use crate::{Error, Sent, TopicRule, Verdict};
 pub(super) const BEFORE: &str =
     "SELECT e.seq, e.topic, e.key, e.written_at, e.ack_groups::text, e.status, e.attempts, e.crashes, e.delivery_epoch,
             h.seq, h.draining, e.last_error
-     FROM outbox_events e LEFT JOIN holds h ON h.topic = e.topic AND h.key = e.key
+     FROM outbox_events e LEFT JOIN outbox_holds h ON h.topic = e.topic AND h.key = e.key
      WHERE e.seq = ANY ($1)";
 
 /// What the table says of a message in flight before it is settled.
@@ -271,9 +271,9 @@ async fn write_sent(tx: &Transaction, now: DateTime<Utc>, kept: &[&Confirmed]) -
         // A consumer may be quicker than this settle: what it acknowledged must not be asked for again. One that is
         // at it waits for the update above, or this statement waited there for it and sees what it did.
         tx.execute(
-            "INSERT INTO unacknowledged (grp, seq)
+            "INSERT INTO outbox_unacknowledged (grp, seq)
              SELECT u.grp, u.seq FROM unnest($1::text[], $2::bigint[]) AS u(grp, seq)
-             WHERE NOT EXISTS (SELECT 1 FROM acknowledgements a WHERE a.seq = u.seq AND a.grp = u.grp)
+             WHERE NOT EXISTS (SELECT 1 FROM outbox_acknowledgements a WHERE a.seq = u.seq AND a.grp = u.grp)
              ON CONFLICT DO NOTHING",
             &[(&groups, Type::TEXT_ARRAY), (&seqs, Type::INT8_ARRAY)],
         )
@@ -324,7 +324,7 @@ async fn write_attempts(
     let outcomes: Vec<&str> = attempts.iter().map(|attempt| attempt.1).collect();
     let errors: Vec<&str> = attempts.iter().map(|attempt| attempt.2.as_str()).collect();
     tx.execute(
-        "INSERT INTO attempts (seq, at, outcome, error)
+        "INSERT INTO outbox_attempts (seq, at, outcome, error)
          SELECT a.seq, $4, a.outcome, a.error FROM unnest($1::bigint[], $2::text[], $3::text[]) AS a(seq, outcome, error)",
         &[
             (&seqs, Type::INT8_ARRAY),
@@ -335,9 +335,9 @@ async fn write_attempts(
     )
     .await?;
     tx.execute(
-        "DELETE FROM attempts a USING unnest($1::bigint[]) AS m(seq)
+        "DELETE FROM outbox_attempts a USING unnest($1::bigint[]) AS m(seq)
          WHERE a.seq = m.seq AND a.position <=
-               (SELECT position FROM attempts WHERE seq = m.seq ORDER BY position DESC OFFSET $2 LIMIT 1)",
+               (SELECT position FROM outbox_attempts WHERE seq = m.seq ORDER BY position DESC OFFSET $2 LIMIT 1)",
         &[(&seqs, Type::INT8_ARRAY), (&HISTORY, Type::INT8)],
     )
     .await?;

@@ -37,10 +37,10 @@ pub(super) async fn write(tx: &Transaction, tally: Tally) -> Result<(), Trouble>
     let (numbers, totals): (Vec<i64>, Vec<i64>) = tally.waits.values().copied().unzip();
     tx.execute(
         "WITH counted AS (
-             INSERT INTO counters (failed, sent, dead, publish_success_total, publish_failure_total, dead_total,
+             INSERT INTO outbox_counters (failed, sent, dead, publish_success_total, publish_failure_total, dead_total,
                                    acknowledged_total)
              VALUES ($1, $2, $3, $4, $5, $6, $7))
-         INSERT INTO latencies (name, bucket, n, millis) SELECT * FROM unnest($8::text[], $9::smallint[], $10::bigint[], $11::bigint[])",
+         INSERT INTO outbox_latencies (name, bucket, n, millis) SELECT * FROM unnest($8::text[], $9::smallint[], $10::bigint[], $11::bigint[])",
         &[
             (&failed, Type::INT8),
             (&sent, Type::INT8),
@@ -66,9 +66,9 @@ pub(super) async fn write(tx: &Transaction, tally: Tally) -> Result<(), Trouble>
 pub(super) async fn fold(tx: &Transaction) -> Result<(), Trouble> {
     tx.execute(
         "WITH gone AS (
-             DELETE FROM counters WHERE position IN
-             (SELECT position FROM counters ORDER BY position LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING *)
-         INSERT INTO counters (failed, sent, dead, publish_success_total, publish_failure_total, dead_total,
+             DELETE FROM outbox_counters WHERE position IN
+             (SELECT position FROM outbox_counters ORDER BY position LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING *)
+         INSERT INTO outbox_counters (failed, sent, dead, publish_success_total, publish_failure_total, dead_total,
                                acknowledged_total)
          SELECT sum(failed), sum(sent), sum(dead), sum(publish_success_total), sum(publish_failure_total),
                 sum(dead_total), sum(acknowledged_total)
@@ -78,9 +78,9 @@ pub(super) async fn fold(tx: &Transaction) -> Result<(), Trouble> {
     .await?;
     tx.execute(
         "WITH gone AS (
-             DELETE FROM latencies WHERE position IN
-             (SELECT position FROM latencies ORDER BY position LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING *)
-         INSERT INTO latencies (name, bucket, n, millis)
+             DELETE FROM outbox_latencies WHERE position IN
+             (SELECT position FROM outbox_latencies ORDER BY position LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING *)
+         INSERT INTO outbox_latencies (name, bucket, n, millis)
          SELECT name, bucket, sum(n), sum(millis) FROM gone GROUP BY name, bucket",
         &[(&ROWS, Type::INT8)],
     )

@@ -101,7 +101,7 @@ pub(super) fn audit(
 ) -> Result<(), Error> {
     connection
         .prepare_cached(
-            "INSERT INTO audit (at, actor, action, message_id, detail) VALUES (?1, ?2, ?3, ?4, ?5)",
+            "INSERT INTO outbox_audit (at, actor, action, message_id, detail) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?
         .execute(params![now(connection)?, actor, action, id.to_string(), detail])?;
     Ok(())
@@ -197,7 +197,7 @@ impl<'a> Acknowledger<'a> {
         let new = self
             .connection
             .prepare_cached(
-                "INSERT INTO acknowledgements (seq, grp, acknowledged_at) VALUES (?1, ?2, ?3)
+                "INSERT INTO outbox_acknowledgements (seq, grp, acknowledged_at) VALUES (?1, ?2, ?3)
                  ON CONFLICT DO NOTHING",
             )?
             .execute(params![seq, group, self.now])?;
@@ -205,7 +205,7 @@ impl<'a> Acknowledger<'a> {
             return Ok(Acknowledged::Repeated);
         }
         self.connection
-            .prepare_cached("DELETE FROM unacknowledged WHERE grp = ?1 AND seq = ?2")?
+            .prepare_cached("DELETE FROM outbox_unacknowledged WHERE grp = ?1 AND seq = ?2")?
             .execute(params![group, seq])?;
         self.tally.acknowledged();
         let waited = sent_at.map_or(Duration::ZERO, |sent_at| between(sent_at, self.now));

@@ -45,7 +45,7 @@ fn store(connection: &Connection, new: &NewMessage) -> Result<Result<Appended, T
         Ok(()) => Ok(Ok(Appended::New(new.message.id))),
         Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) && taken(&error) => {
             if let Some(once) = &new.once {
-                connection.execute("DELETE FROM idempotency_keys WHERE key = ?1", [&once.key])?;
+                connection.execute("DELETE FROM outbox_idempotency_keys WHERE key = ?1", [&once.key])?;
             }
             Ok(Err(Turned::IdTaken(new.message.id)))
         }
@@ -65,7 +65,7 @@ fn remember(
 ) -> Result<Option<Result<Appended, Turned>>, Error> {
     let inserted = connection
         .prepare_cached(
-            "INSERT INTO idempotency_keys (key, fingerprint, message_id, created_at) VALUES (?1, ?2, ?3, ?4)
+            "INSERT INTO outbox_idempotency_keys (key, fingerprint, message_id, created_at) VALUES (?1, ?2, ?3, ?4)
              ON CONFLICT (key) DO NOTHING",
         )?
         .execute(params![once.key, once.fingerprint, message.to_string(), now(connection)?])?;
@@ -73,7 +73,7 @@ fn remember(
         return Ok(None);
     }
     let earlier = connection
-        .prepare_cached("SELECT message_id, fingerprint = ?2 FROM idempotency_keys WHERE key = ?1")?
+        .prepare_cached("SELECT message_id, fingerprint = ?2 FROM outbox_idempotency_keys WHERE key = ?1")?
         .query_row(params![once.key, once.fingerprint], |row| Ok((id(row, 0)?, row.get::<_, bool>(1)?)))
         .optional()?;
     Ok(earlier.map(|(id, same)| if same { Ok(Appended::Repeated(id)) } else { Err(Turned::KeyTaken) }))

@@ -64,8 +64,9 @@ impl Claim for SqliteStore {
 /// The answer when there is nothing to take, or nothing when there may be.
 fn idle(connection: &Connection, order: &ClaimOrder) -> Result<Option<Turn>, Error> {
     let draining: bool =
-        connection
-            .query_row("SELECT EXISTS (SELECT 1 FROM holds WHERE draining = 1)", [], |row| row.get(0))?;
+        connection.query_row("SELECT EXISTS (SELECT 1 FROM outbox_holds WHERE draining = 1)", [], |row| {
+            row.get(0)
+        })?;
     if draining {
         return Ok(None);
     }
@@ -174,8 +175,8 @@ impl<'a> Claimant<'a> {
         for lease in &order.leases {
             let valid: bool = connection
                 .prepare_cached(
-                    "SELECT EXISTS (SELECT 1 FROM lanes WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3)
-                     AND NOT EXISTS (SELECT 1 FROM batches WHERE lane = ?1)",
+                    "SELECT EXISTS (SELECT 1 FROM outbox_lanes WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3)
+                     AND NOT EXISTS (SELECT 1 FROM outbox_batches WHERE lane = ?1)",
                 )?
                 .query_row(params![lease.lane, lease.epoch, lease.id.to_string()], |row| row.get(0))?;
             if valid && lease.lane < count {
@@ -298,7 +299,7 @@ impl<'a> Claimant<'a> {
                 batch.messages.iter().filter(|claimed| claimed.state.rest == message::Status::Failed).count();
             self.connection
                 .prepare_cached(
-                    "INSERT INTO batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
+                    "INSERT INTO outbox_batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
                 )?
                 .execute(params![

@@ -15,14 +15,14 @@ const STEP: usize = 1_000;
 
 /// Whether any key is held at all: nearly always not, and then claims need not look further.
 pub(super) fn any(connection: &Connection) -> rusqlite::Result<bool> {
-    connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM holds)")?.query_row([], |row| row.get(0))
+    connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM outbox_holds)")?.query_row([], |row| row.get(0))
 }
 
 /// Whether the message `seq` of this key must wait.
 pub(super) fn blocks(connection: &Connection, topic: &str, key: &str, seq: i64) -> rusqlite::Result<bool> {
     connection
         .prepare_cached(
-            "SELECT EXISTS (SELECT 1 FROM holds
+            "SELECT EXISTS (SELECT 1 FROM outbox_holds
                             WHERE topic = ?1 AND key = ?2 AND seq < ?3 AND released_to < ?3)",
         )?
         .query_row(params![topic, key, seq], |row| row.get(0))
@@ -31,7 +31,7 @@ pub(super) fn blocks(connection: &Connection, topic: &str, key: &str, seq: i64) 
 /// Makes the later messages of the key wait for `seq`, which is in trouble.
 pub(super) fn place(connection: &Connection, topic: &str, key: &str, seq: i64) -> rusqlite::Result<()> {
     let holder: Option<i64> = connection
-        .prepare_cached("SELECT seq FROM holds WHERE topic = ?1 AND key = ?2 AND draining = 0")?
+        .prepare_cached("SELECT seq FROM outbox_holds WHERE topic = ?1 AND key = ?2 AND draining = 0")?
         .query_row([topic, key], |row| row.get(0))
         .optional()?;
     let waits = match holder {
@@ -51,7 +51,7 @@ pub(super) fn place(connection: &Connection, topic: &str, key: &str, seq: i64) -
 fn hold(connection: &Connection, topic: &str, key: &str, seq: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
-            "INSERT INTO holds (topic, key, seq) VALUES (?1, ?2, ?3)
+            "INSERT INTO outbox_holds (topic, key, seq) VALUES (?1, ?2, ?3)
              ON CONFLICT DO UPDATE SET seq = excluded.seq, released_to = 0, draining = 0",
         )?
         .execute(params![topic, key, seq])?;
@@ -77,12 +77,12 @@ pub(super) fn park(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
 /// The message `seq` no longer holds its key, if it did: its followers may go.
 pub(super) fn lift(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
     let key: Option<(String, String)> = connection
-        .prepare_cached("SELECT topic, key FROM holds WHERE seq = ?1 AND draining = 0")?
+        .prepare_cached("SELECT topic, key FROM outbox_holds WHERE seq = ?1 AND draining = 0")?
         .query_row([seq], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     if let Some((topic, key)) = key {
         connection
-            .prepare_cached("UPDATE holds SET draining = 1, seq = 0 WHERE topic = ?1 AND key = ?2")?
+            .prepare_cached("UPDATE outbox_holds SET draining = 1, seq = 0 WHERE topic = ?1 AND key = ?2")?
             .execute([&topic, &key])?;
         drain(connection, &topic, &key)?;
     }
@@ -93,7 +93,7 @@ pub(super) fn lift(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
 pub(super) fn drain_some(connection: &Connection) -> rusqlite::Result<bool> {
     let mut left = false;
     let keys: Vec<(String, String)> = connection
-        .prepare_cached("SELECT topic, key FROM holds WHERE draining = 1 LIMIT 16")?
+        .prepare_cached("SELECT topic, key FROM outbox_holds WHERE draining = 1 LIMIT 16")?
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<Result<_, _>>()?;
     for (topic, key) in keys {
@@ -123,11 +123,11 @@ fn drain(connection: &Connection, topic: &str, key: &str) -> rusqlite::Result<bo
     let left = followers.len() == STEP;
     if left {
         connection
-            .prepare_cached("UPDATE holds SET released_to = ?3 WHERE topic = ?1 AND key = ?2")?
+            .prepare_cached("UPDATE outbox_holds SET released_to = ?3 WHERE topic = ?1 AND key = ?2")?
             .execute(params![topic, key, followers.last().map(|(seq, _)| *seq)])?;
     } else {
         connection
-            .prepare_cached("DELETE FROM holds WHERE topic = ?1 AND key = ?2")?
+            .prepare_cached("DELETE FROM outbox_holds WHERE topic = ?1 AND key = ?2")?
             .execute(params![topic, key])?;
     }
     Ok(left)

@@ -44,7 +44,7 @@ impl Inspect for SqliteStore {
         self.file
             .read(move |connection| {
                 let mut statement = connection.prepare_cached(
-                    "SELECT at, outcome, error FROM attempts
+                    "SELECT at, outcome, error FROM outbox_attempts
                      WHERE seq = (SELECT seq FROM outbox_events WHERE id = ?1) ORDER BY position",
                 )?;
                 let attempts = statement.query_map([id.to_string()], |row| {
@@ -58,7 +58,7 @@ impl Inspect for SqliteStore {
     async fn identity(&self) -> Result<String, Error> {
         self.file
             .read(|connection| {
-                let id = "SELECT value FROM settings WHERE name = 'store_id'";
+                let id = "SELECT value FROM outbox_settings WHERE name = 'store_id'";
                 Ok(connection.query_row(id, [], |row| row.get(0))?)
             })
             .await
@@ -74,7 +74,7 @@ impl Inspect for SqliteStore {
                 let in_flight = in_flight(connection)?;
                 let mut statement = connection.prepare_cached(
                     "SELECT h.topic, h.key, h.seq, e.id, e.status
-                     FROM holds h LEFT JOIN outbox_events e ON e.seq = h.seq ORDER BY h.topic, h.key LIMIT ?1",
+                     FROM outbox_holds h LEFT JOIN outbox_events e ON e.seq = h.seq ORDER BY h.topic, h.key LIMIT ?1",
                 )?;
                 let holds = statement.query_map([limit], |row| {
                     let gone = row.get_ref(3)? == rusqlite::types::ValueRef::Null;
@@ -98,7 +98,7 @@ impl Inspect for SqliteStore {
             .read(move |connection| {
                 let (sign, order) = direction(page);
                 let mut statement = connection.prepare(&format!(
-                    "SELECT position, at, actor, action, message_id, detail FROM audit
+                    "SELECT position, at, actor, action, message_id, detail FROM outbox_audit
                      WHERE position {sign} ?1 ORDER BY position {order} LIMIT ?2"
                 ))?;
                 let items: Vec<AuditEntry> = statement
@@ -132,8 +132,9 @@ pub(super) fn start(page: Page) -> i64 {
 
 /// The messages in open batches, and until when their lanes are leased.
 pub(super) fn in_flight(connection: &Connection) -> Result<HashMap<i64, i64>, Error> {
-    let mut statement = connection
-        .prepare_cached("SELECT b.seqs, l.locked_until FROM batches b JOIN lanes l USING (lane)")?;
+    let mut statement = connection.prepare_cached(
+        "SELECT b.seqs, l.locked_until FROM outbox_batches b JOIN outbox_lanes l USING (lane)",
+    )?;
     let mut rows = statement.query([])?;
     let mut messages = HashMap::new();
     while let Some(row) = rows.next()? {
@@ -178,7 +179,9 @@ fn record(row: &Row<'_>, in_flight: &HashMap<i64, i64>) -> rusqlite::Result<Reco
 
 fn acknowledgements(connection: &Connection, mut record: Record) -> Result<Record, Error> {
     record.acknowledgements = connection
-        .prepare_cached("SELECT grp, acknowledged_at FROM acknowledgements WHERE seq = ?1 ORDER BY grp")?
+        .prepare_cached(
+            "SELECT grp, acknowledged_at FROM outbox_acknowledgements WHERE seq = ?1 ORDER BY grp",
+        )?
         .query_map([record.seq], |row| Ok(Acknowledgement { group: row.get(0)?, at: time(row.get(1)?) }))?
         .collect::<Result<_, _>>()?;
     Ok(record)
@@ -273,7 +276,7 @@ fn fits(filter: &Filter, record: &Record) -> bool {
 fn counts(connection: &Connection) -> Result<Counts, Error> {
     let now = now(connection)?;
     let (in_flight, in_flight_failed): (i64, i64) = connection.query_row(
-        "SELECT coalesce(sum(size), 0), coalesce(sum(failed), 0) FROM batches",
+        "SELECT coalesce(sum(size), 0), coalesce(sum(failed), 0) FROM outbox_batches",
         [],
         |row| Ok((row.get(0)?, row.get(1)?)),
     )?;
@@ -284,7 +287,7 @@ fn counts(connection: &Connection) -> Result<Counts, Error> {
     let positive = |number: i64| u64::try_from(number).unwrap_or(0);
     let mut counts = connection.query_row(
         "SELECT failed, sent, dead, removed, publish_success_total, publish_failure_total, dead_total,
-                acknowledged_total FROM counters",
+                acknowledged_total FROM outbox_counters",
         [],
         |row| {
             let (failed, sent, dead, removed): (i64, i64, i64, i64) =
@@ -344,7 +347,7 @@ fn oldest(connection: &Connection) -> Result<Option<i64>, Error> {
 fn latency(connection: &Connection, wait: Wait) -> Result<Latency, Error> {
     let mut latency = Latency { counts: vec![0; Latency::BOUNDS.len() + 1], sum: Duration::ZERO };
     let mut statement =
-        connection.prepare_cached("SELECT bucket, n, millis FROM latencies WHERE name = ?1")?;
+        connection.prepare_cached("SELECT bucket, n, millis FROM outbox_latencies WHERE name = ?1")?;
     let mut rows = statement.query([wait.name()])?;
     while let Some(row) = rows.next()? {
         if let Some(count) = latency.counts.get_mut(row.get::<_, usize>(0)?) {

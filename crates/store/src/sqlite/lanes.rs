@@ -38,7 +38,7 @@ impl Lanes for SqliteStore {
                 for lease in leases {
                     connection
                         .prepare_cached(
-                            "UPDATE lanes SET owner = NULL, lease_id = NULL, locked_until = 0
+                            "UPDATE outbox_lanes SET owner = NULL, lease_id = NULL, locked_until = 0
                              WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3",
                         )?
                         .execute(params![lease.lane, lease.epoch, lease.id.to_string()])?;
@@ -52,9 +52,9 @@ impl Lanes for SqliteStore {
         let id = instance.id.to_string();
         self.file
             .write(move |connection| {
-                connection.execute("DELETE FROM instances WHERE id = ?1", [&id])?;
+                connection.execute("DELETE FROM outbox_instances WHERE id = ?1", [&id])?;
                 connection.execute(
-                    "UPDATE lanes SET owner = NULL, lease_id = NULL, locked_until = 0 WHERE owner = ?1",
+                    "UPDATE outbox_lanes SET owner = NULL, lease_id = NULL, locked_until = 0 WHERE owner = ?1",
                     [&id],
                 )?;
                 Ok(())
@@ -68,7 +68,7 @@ impl Lanes for SqliteStore {
                 let now = now(connection)?;
                 let mut statement = connection.prepare_cached(
                     "SELECT l.lane, l.epoch, coalesce(i.name, l.owner), l.locked_until, coalesce(b.size, 0)
-                     FROM lanes l LEFT JOIN instances i ON i.id = l.owner LEFT JOIN batches b USING (lane)
+                     FROM outbox_lanes l LEFT JOIN outbox_instances i ON i.id = l.owner LEFT JOIN outbox_batches b USING (lane)
                      WHERE l.lane < ?1 ORDER BY l.lane",
                 )?;
                 let lanes = statement.query_map([count(connection)?], |row| {
@@ -96,7 +96,7 @@ impl Lanes for SqliteStore {
         self.file
             .write(move |connection| {
                 connection.execute(
-                    "UPDATE settings SET value = ?1 WHERE name = 'lanes_wanted'",
+                    "UPDATE outbox_settings SET value = ?1 WHERE name = 'lanes_wanted'",
                     [wanted.to_string()],
                 )?;
                 resize(connection, now(connection)?)
@@ -124,11 +124,11 @@ fn bury(connection: &Connection, presences: &[String]) -> Result<(), Error> {
     for presence in presences {
         connection
             .prepare_cached(
-                "UPDATE lanes SET owner = NULL, lease_id = NULL, locked_until = 0
-                 WHERE owner IN (SELECT id FROM instances WHERE presence = ?1)",
+                "UPDATE outbox_lanes SET owner = NULL, lease_id = NULL, locked_until = 0
+                 WHERE owner IN (SELECT id FROM outbox_instances WHERE presence = ?1)",
             )?
             .execute([presence])?;
-        connection.prepare_cached("DELETE FROM instances WHERE presence = ?1")?.execute([presence])?;
+        connection.prepare_cached("DELETE FROM outbox_instances WHERE presence = ?1")?.execute([presence])?;
     }
     Ok(())
 }
@@ -140,7 +140,7 @@ pub(super) fn count(connection: &Connection) -> rusqlite::Result<u16> {
 
 fn setting(connection: &Connection, name: &str) -> rusqlite::Result<u16> {
     connection
-        .prepare_cached("SELECT CAST(value AS INTEGER) FROM settings WHERE name = ?1")?
+        .prepare_cached("SELECT CAST(value AS INTEGER) FROM outbox_settings WHERE name = ?1")?
         .query_row([name], |row| row.get(0))
 }
 
@@ -152,14 +152,14 @@ fn resize(connection: &Connection, now: i64) -> Result<bool, Error> {
     }
     // An open batch counts even when its owner is dead: only a relay, which knows the routes, can resolve it.
     let busy: bool = connection.query_row(
-        "SELECT EXISTS (SELECT 1 FROM lanes WHERE locked_until > ?1) OR EXISTS (SELECT 1 FROM batches)",
+        "SELECT EXISTS (SELECT 1 FROM outbox_lanes WHERE locked_until > ?1) OR EXISTS (SELECT 1 FROM outbox_batches)",
         [now],
         |row| row.get(0),
     )?;
     if busy {
         return Ok(false);
     }
-    connection.execute("UPDATE settings SET value = ?1 WHERE name = 'lanes'", [wanted.to_string()])?;
+    connection.execute("UPDATE outbox_settings SET value = ?1 WHERE name = 'lanes'", [wanted.to_string()])?;
     Ok(true)
 }
 
@@ -178,15 +178,15 @@ impl Heartbeat<'_> {
         let until = self.now + millis(self.beat.lease);
         self.connection
             .prepare_cached(
-                "INSERT INTO instances (id, name, presence, alive_until) VALUES (?1, ?2, ?3, ?4)
+                "INSERT INTO outbox_instances (id, name, presence, alive_until) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT DO UPDATE SET alive_until = excluded.alive_until",
             )?
             .execute(params![owner, self.beat.instance.name, self.presence, until])?;
         self.connection
-            .prepare_cached("DELETE FROM instances WHERE alive_until < ?1")?
+            .prepare_cached("DELETE FROM outbox_instances WHERE alive_until < ?1")?
             .execute([self.now])?;
         let instances: usize =
-            self.connection.query_row("SELECT count(*) FROM instances", [], |row| row.get(0))?;
+            self.connection.query_row("SELECT count(*) FROM outbox_instances", [], |row| row.get(0))?;
 
         let mut beaten = Beaten { held: self.renew(until)?, instances, ..Beaten::default() };
         let resizing = !self.settle_size()?;
@@ -206,7 +206,7 @@ impl Heartbeat<'_> {
             let renewed = self
                 .connection
                 .prepare_cached(
-                    "UPDATE lanes SET locked_until = ?4 WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3",
+                    "UPDATE outbox_lanes SET locked_until = ?4 WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3",
                 )?
                 .execute(params![lease.lane, lease.epoch, lease.id.to_string(), until])?;
             if renewed == 1 {
@@ -224,14 +224,14 @@ impl Heartbeat<'_> {
         let abandoned: Vec<u16> = self
             .connection
             .prepare_cached(
-                "SELECT b.lane FROM batches b JOIN lanes l USING (lane) WHERE l.locked_until <= ?1",
+                "SELECT b.lane FROM outbox_batches b JOIN outbox_lanes l USING (lane) WHERE l.locked_until <= ?1",
             )?
             .query_map([self.now], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
         for lane in abandoned {
             // A new epoch first: the late owner must find its batch gone and its lease void.
             self.connection.execute(
-                "UPDATE lanes SET epoch = epoch + 1, owner = NULL, lease_id = NULL, locked_until = 0
+                "UPDATE outbox_lanes SET epoch = epoch + 1, owner = NULL, lease_id = NULL, locked_until = 0
                  WHERE lane = ?1",
                 [lane],
             )?;
@@ -247,7 +247,7 @@ impl Heartbeat<'_> {
         let free: Vec<(u16, i64)> = self
             .connection
             .prepare_cached(
-                "SELECT lane, epoch FROM lanes WHERE lane < ?1 AND locked_until <= ?2 ORDER BY lane LIMIT ?3",
+                "SELECT lane, epoch FROM outbox_lanes WHERE lane < ?1 AND locked_until <= ?2 ORDER BY lane LIMIT ?3",
             )?
             .query_map(params![count(self.connection)?, self.now, most], |row| {
                 Ok((row.get(0)?, row.get(1)?))
@@ -257,7 +257,7 @@ impl Heartbeat<'_> {
             let lease = Lease { lane, epoch: epoch + 1, id: Uuid::new_v4() };
             self.connection
                 .prepare_cached(
-                    "UPDATE lanes SET epoch = ?2, lease_id = ?3, owner = ?4, locked_until = ?5 WHERE lane = ?1",
+                    "UPDATE outbox_lanes SET epoch = ?2, lease_id = ?3, owner = ?4, locked_until = ?5 WHERE lane = ?1",
                 )?
                 .execute(params![lane, lease.epoch, lease.id.to_string(), owner, until])?;
             let (orphans, dead) = orphan(self.connection, lane, &*self.beat.rule)?;
@@ -277,7 +277,7 @@ fn orphan(
     rule: &dyn Fn(&str) -> TopicRule,
 ) -> Result<(usize, usize), Error> {
     let seqs: Option<String> = connection
-        .prepare_cached("DELETE FROM batches WHERE lane = ?1 RETURNING seqs")?
+        .prepare_cached("DELETE FROM outbox_batches WHERE lane = ?1 RETURNING seqs")?
         .query_row([lane], |row| row.get(0))
         .optional()?;
     let Some(seqs) = seqs else { return Ok((0, 0)) };

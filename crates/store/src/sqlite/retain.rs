@@ -25,15 +25,15 @@ const LOOK: usize = 5_000;
 macro_rules! may_go {
     () => {
         "((status = 'sent' AND sent_at < ?1 AND NOT EXISTS (
-              SELECT 1 FROM json_each(e.ack_groups) g JOIN unacknowledged u ON u.grp = g.value AND u.seq = e.seq))
+              SELECT 1 FROM json_each(e.ack_groups) g JOIN outbox_unacknowledged u ON u.grp = g.value AND u.seq = e.seq))
           OR (status = 'dead' AND coalesce(dead_at, written_at) < ?2 AND held = 0
-              AND NOT EXISTS (SELECT 1 FROM holds h WHERE h.seq = e.seq)))"
+              AND NOT EXISTS (SELECT 1 FROM outbox_holds h WHERE h.seq = e.seq)))"
     };
 }
 
 pub(super) async fn clean(store: &SqliteStore, retention: &Retention) -> Result<u64, Error> {
-    let keys = forget_old(store, "idempotency_keys", "created_at", retention.keys).await?;
-    let audit = forget_old(store, "audit", "at", retention.audit).await?;
+    let keys = forget_old(store, "outbox_idempotency_keys", "created_at", retention.keys).await?;
+    let audit = forget_old(store, "outbox_audit", "at", retention.audit).await?;
     let retention = *retention;
     let from = store.cleaned.load(Ordering::Relaxed);
     let (old, next) = store.file.read(move |connection| outdated(connection, from, &retention)).await?;

@@ -44,8 +44,8 @@ impl<'a> Settler<'a> {
         let seqs: Option<String> = self
             .connection
             .prepare_cached(
-                "DELETE FROM batches WHERE lane = ?1 AND id = ?2 AND epoch = ?3 AND lease_id = ?4
-                 AND EXISTS (SELECT 1 FROM lanes WHERE lane = ?1 AND epoch = ?3 AND lease_id = ?4)
+                "DELETE FROM outbox_batches WHERE lane = ?1 AND id = ?2 AND epoch = ?3 AND lease_id = ?4
+                 AND EXISTS (SELECT 1 FROM outbox_lanes WHERE lane = ?1 AND epoch = ?3 AND lease_id = ?4)
                  RETURNING seqs",
             )?
             .query_row(params![lease.lane, batch.to_string(), lease.epoch, lease.id.to_string()], |row| {
@@ -121,8 +121,8 @@ impl<'a> Settler<'a> {
             // A consumer may be quicker than this settle: what it acknowledged must not be asked for again.
             self.connection
                 .prepare_cached(
-                    "INSERT INTO unacknowledged (grp, seq)
-                     SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM acknowledgements WHERE seq = ?2 AND grp = ?1)
+                    "INSERT INTO outbox_unacknowledged (grp, seq)
+                     SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM outbox_acknowledgements WHERE seq = ?2 AND grp = ?1)
                      ON CONFLICT DO NOTHING",
                 )?
                 .execute(params![group, seq])?;
@@ -205,12 +205,12 @@ impl<'a> Settler<'a> {
     fn in_vain(&mut self, seq: i64, outcome: &str, error: &str) -> Result<(), Error> {
         self.tally.tried_in_vain();
         self.connection
-            .prepare_cached("INSERT INTO attempts (seq, at, outcome, error) VALUES (?1, ?2, ?3, ?4)")?
+            .prepare_cached("INSERT INTO outbox_attempts (seq, at, outcome, error) VALUES (?1, ?2, ?3, ?4)")?
             .execute(params![seq, self.now, outcome, clip(error)])?;
         self.connection
             .prepare_cached(
-                "DELETE FROM attempts WHERE position IN
-                 (SELECT position FROM attempts WHERE seq = ?1 ORDER BY position DESC LIMIT -1 OFFSET ?2)",
+                "DELETE FROM outbox_attempts WHERE position IN
+                 (SELECT position FROM outbox_attempts WHERE seq = ?1 ORDER BY position DESC LIMIT -1 OFFSET ?2)",
             )?
             .execute(params![seq, HISTORY])?;
         Ok(())

@@ -101,12 +101,12 @@ pub async fn acknowledge(
     id: MessageId,
 ) -> Result<(), sqlx::Error> {
     let new = sqlx::query(
-        "INSERT INTO acknowledgements (seq, grp, acknowledged_at)
+        "INSERT INTO outbox_acknowledgements (seq, grp, acknowledged_at)
          SELECT seq, ?1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)
          FROM outbox_events e WHERE id = ?2
          AND (ack_groups IS NULL OR ?1 IN (SELECT value FROM json_each(e.ack_groups)))
          AND (status = 'sent'
-              OR EXISTS (SELECT 1 FROM batches b, json_each(b.seqs) j WHERE j.value = e.seq))
+              OR EXISTS (SELECT 1 FROM outbox_batches b, json_each(b.seqs) j WHERE j.value = e.seq))
          ON CONFLICT DO NOTHING",
     )
     .bind(group)
@@ -115,12 +115,12 @@ pub async fn acknowledge(
     .await?
     .rows_affected();
     if new == 1 {
-        sqlx::query("DELETE FROM unacknowledged WHERE grp = ?1 AND seq = (SELECT seq FROM outbox_events WHERE id = ?2)")
+        sqlx::query("DELETE FROM outbox_unacknowledged WHERE grp = ?1 AND seq = (SELECT seq FROM outbox_events WHERE id = ?2)")
             .bind(group)
             .bind(id.to_string())
             .execute(&mut *connection)
             .await?;
-        sqlx::query("UPDATE counters SET acknowledged_total = acknowledged_total + 1")
+        sqlx::query("UPDATE outbox_counters SET acknowledged_total = acknowledged_total + 1")
             .execute(connection)
             .await?;
     }

@@ -18,7 +18,7 @@ pub(super) fn write(tally: Tally, connection: &Connection) -> rusqlite::Result<(
     if counters != [0; 7] {
         connection
             .prepare_cached(
-                "UPDATE counters SET failed = failed + ?1, sent = sent + ?2, dead = dead + ?3,
+                "UPDATE outbox_counters SET failed = failed + ?1, sent = sent + ?2, dead = dead + ?3,
                         publish_success_total = publish_success_total + ?4,
                         publish_failure_total = publish_failure_total + ?5,
                         dead_total = dead_total + ?6, acknowledged_total = acknowledged_total + ?7",
@@ -28,7 +28,7 @@ pub(super) fn write(tally: Tally, connection: &Connection) -> rusqlite::Result<(
     for ((wait, bucket), (count, total)) in tally.waits {
         connection
             .prepare_cached(
-                "INSERT INTO latencies (name, bucket, n, millis) VALUES (?1, ?2, ?3, ?4)
+                "INSERT INTO outbox_latencies (name, bucket, n, millis) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT DO UPDATE SET n = n + excluded.n, millis = millis + excluded.millis",
             )?
             .execute(params![wait.name(), bucket, count, total])?;
@@ -41,7 +41,7 @@ pub(super) fn write(tally: Tally, connection: &Connection) -> rusqlite::Result<(
 pub(super) fn mend(connection: &Connection) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
-            "UPDATE counters SET removed = (SELECT seq FROM sqlite_sequence WHERE name = 'outbox_events')
+            "UPDATE outbox_counters SET removed = (SELECT seq FROM sqlite_sequence WHERE name = 'outbox_events')
                                            - failed - sent - dead
              WHERE EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'outbox_events')
              AND NOT EXISTS (SELECT 1 FROM outbox_events INDEXED BY outbox_ready WHERE ready = 1)

@@ -1,1 +1,1 @@
-INSERT IGNORE INTO acknowledgements (seq, grp, acknowledged_at) VALUES (?, ?, utc_timestamp(3))
+INSERT IGNORE INTO outbox_acknowledgements (seq, grp, acknowledged_at) VALUES (?, ?, utc_timestamp(3))

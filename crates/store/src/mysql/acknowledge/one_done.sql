@@ -1,1 +1,1 @@
-DELETE FROM unacknowledged WHERE grp = ? AND seq = ?
+DELETE FROM outbox_unacknowledged WHERE grp = ? AND seq = ?

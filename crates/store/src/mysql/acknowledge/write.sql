@@ -1,4 +1,4 @@
-INSERT IGNORE INTO acknowledgements (seq, grp, acknowledged_at)
+INSERT IGNORE INTO outbox_acknowledgements (seq, grp, acknowledged_at)
 SELECT j.number, j.name, ?
 FROM json_table(?, '$[*]' COLUMNS (
          number BIGINT PATH '$[0]',

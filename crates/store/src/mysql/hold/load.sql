@@ -2,5 +2,5 @@ SELECT h.topic, h.`key`, h.slot, h.seq, h.released_to, h.draining
 FROM json_table(?, '$[*]' COLUMNS (
          topic  VARCHAR(249) CHARACTER SET utf8mb4 PATH '$[0]',
          `name` VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$[1]')) j
-STRAIGHT_JOIN holds h FORCE INDEX (PRIMARY)
+STRAIGHT_JOIN outbox_holds h FORCE INDEX (PRIMARY)
     ON h.topic = j.topic COLLATE utf8mb4_bin AND h.`key` = cast(j.`name` AS BINARY)

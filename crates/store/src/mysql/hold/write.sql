@@ -1,4 +1,4 @@
-INSERT INTO holds (topic, `key`, slot, seq, released_to, draining)
+INSERT INTO outbox_holds (topic, `key`, slot, seq, released_to, draining)
 SELECT j.topic, cast(j.`name` AS BINARY), j.place, j.number, j.passed, j.going
 FROM json_table(?, '$[*]' COLUMNS (
          topic       VARCHAR(249) CHARACTER SET utf8mb4 PATH '$[0]',

@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS outbox_events (
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- A key whose later messages wait for one of them.
-CREATE TABLE IF NOT EXISTS holds (
+CREATE TABLE IF NOT EXISTS outbox_holds (
     topic       VARCHAR(249) NOT NULL,
     `key`       VARBINARY(1024) NOT NULL,
     slot        SMALLINT UNSIGNED NOT NULL,
@@ -62,29 +62,29 @@ CREATE TABLE IF NOT EXISTS holds (
     released_to BIGINT NOT NULL DEFAULT 0,
     draining    TINYINT NOT NULL DEFAULT 0,
     PRIMARY KEY (topic, `key`),
-    INDEX holds_seq (seq),
-    INDEX holds_draining (draining, slot)
+    INDEX outbox_holds_seq (seq),
+    INDEX outbox_holds_draining (draining, slot)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE IF NOT EXISTS lanes (
+CREATE TABLE IF NOT EXISTS outbox_lanes (
     lane         SMALLINT UNSIGNED NOT NULL PRIMARY KEY,
     epoch        BIGINT NOT NULL DEFAULT 0,
     lease_id     VARCHAR(36),
     owner        VARCHAR(36),
     locked_until DATETIME(3) NOT NULL DEFAULT '1970-01-01'
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-INSERT IGNORE INTO lanes (lane)
+INSERT IGNORE INTO outbox_lanes (lane)
 WITH RECURSIVE n (lane) AS (SELECT 0 UNION ALL SELECT lane + 1 FROM n WHERE lane < 900)
 SELECT lane FROM n UNION ALL SELECT lane + 901 FROM n WHERE lane < 123;
 
-CREATE TABLE IF NOT EXISTS instances (
+CREATE TABLE IF NOT EXISTS outbox_instances (
     id          VARCHAR(36) NOT NULL PRIMARY KEY,
     name        TEXT NOT NULL,
     alive_until DATETIME(3) NOT NULL
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Messages in flight: the exact ones, for as long as the batch is open. A lane has one batch at most.
-CREATE TABLE IF NOT EXISTS batches (
+CREATE TABLE IF NOT EXISTS outbox_batches (
     lane       SMALLINT UNSIGNED NOT NULL PRIMARY KEY,
     id         VARCHAR(36) NOT NULL,
     epoch      BIGINT NOT NULL,
@@ -103,10 +103,10 @@ SELECT e.seq, e.id, e.topic, e.`type`, e.`key`,
        e.written_at, e.next_attempt_at, e.sent_at, f.locked_until
 FROM outbox_events e
 LEFT JOIN (SELECT j.seq, l.locked_until
-           FROM batches b JOIN lanes l ON l.lane = b.lane
+           FROM outbox_batches b JOIN outbox_lanes l ON l.lane = b.lane
            JOIN json_table(b.seqs, '$[*]' COLUMNS (seq BIGINT PATH '$')) j) f ON f.seq = e.seq;
 
-CREATE TABLE IF NOT EXISTS acknowledgements (
+CREATE TABLE IF NOT EXISTS outbox_acknowledgements (
     seq             BIGINT NOT NULL,
     grp             VARCHAR(249) NOT NULL,
     acknowledged_at DATETIME(3) NOT NULL,
@@ -115,23 +115,23 @@ CREATE TABLE IF NOT EXISTS acknowledgements (
 
 -- Sent, and this group had not said that it is done. Who reads it looks into acknowledgements too: a group that is
 -- quicker than the settlement may leave its row here until the next cleaning.
-CREATE TABLE IF NOT EXISTS unacknowledged (
+CREATE TABLE IF NOT EXISTS outbox_unacknowledged (
     grp VARCHAR(249) NOT NULL,
     seq BIGINT NOT NULL,
     PRIMARY KEY (grp, seq)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Tries in vain.
-CREATE TABLE IF NOT EXISTS attempts (
+CREATE TABLE IF NOT EXISTS outbox_attempts (
     position BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     seq      BIGINT NOT NULL,
     at       DATETIME(3) NOT NULL,
     outcome  VARCHAR(16) NOT NULL,
     error    TEXT NOT NULL,
-    INDEX attempts_seq (seq, position)
+    INDEX outbox_attempts_seq (seq, position)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE IF NOT EXISTS audit (
+CREATE TABLE IF NOT EXISTS outbox_audit (
     position   BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     at         DATETIME(3) NOT NULL,
     actor      TEXT NOT NULL,
@@ -141,25 +141,25 @@ CREATE TABLE IF NOT EXISTS audit (
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Names under which a write happens once. They outlive the messages.
-CREATE TABLE IF NOT EXISTS idempotency_keys (
+CREATE TABLE IF NOT EXISTS outbox_idempotency_keys (
     position    BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     `key`       VARBINARY(1024) NOT NULL,
     fingerprint BINARY(32) NOT NULL,
     message_id  VARCHAR(36) NOT NULL,
     created_at  DATETIME(3) NOT NULL,
-    UNIQUE INDEX idempotency_key (`key`)
+    UNIQUE INDEX outbox_idempotency_key (`key`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE IF NOT EXISTS settings (
+CREATE TABLE IF NOT EXISTS outbox_settings (
     name  VARCHAR(64) NOT NULL PRIMARY KEY,
     value TEXT NOT NULL
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-INSERT IGNORE INTO settings VALUES ('lanes', '16'), ('lanes_wanted', '16'), ('store_id', replace(uuid(), '-', ''));
+INSERT IGNORE INTO outbox_settings VALUES ('lanes', '16'), ('lanes_wanted', '16'), ('store_id', replace(uuid(), '-', ''));
 
 -- Totals, in parts that are added up when somebody asks: one part for each lane, 0 to 1023, and 64 more for what
 -- happens outside of lanes. Whoever changes the messages of a lane locks its part first; the heartbeat, which writes
 -- `lanes`, never waits for that.
-CREATE TABLE IF NOT EXISTS counters (
+CREATE TABLE IF NOT EXISTS outbox_counters (
     part                  SMALLINT UNSIGNED NOT NULL PRIMARY KEY,
     sent                  BIGINT NOT NULL DEFAULT 0,
     publish_success_total BIGINT NOT NULL DEFAULT 0,
@@ -167,11 +167,11 @@ CREATE TABLE IF NOT EXISTS counters (
     dead_total            BIGINT NOT NULL DEFAULT 0,
     acknowledged_total    BIGINT NOT NULL DEFAULT 0
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-INSERT IGNORE INTO counters (part)
+INSERT IGNORE INTO outbox_counters (part)
 WITH RECURSIVE n (part) AS (SELECT 0 UNION ALL SELECT part + 1 FROM n WHERE part < 900)
 SELECT part FROM n UNION ALL SELECT part + 901 FROM n WHERE part < 187;
 
-CREATE TABLE IF NOT EXISTS latencies (
+CREATE TABLE IF NOT EXISTS outbox_latencies (
     part   SMALLINT UNSIGNED NOT NULL,
     name   VARCHAR(32) NOT NULL,
     bucket TINYINT UNSIGNED NOT NULL,

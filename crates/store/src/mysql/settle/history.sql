@@ -1,4 +1,4 @@
-INSERT INTO attempts (seq, at, outcome, error)
+INSERT INTO outbox_attempts (seq, at, outcome, error)
 SELECT j.number, ?, j.outcome, j.told
 FROM json_table(?, '$[*]' COLUMNS (
          number  BIGINT PATH '$[0]',

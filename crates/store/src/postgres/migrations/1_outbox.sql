@@ -64,7 +64,7 @@ CREATE INDEX outbox_waiting ON outbox_events (seq) WHERE NOT ready AND status IN
 CREATE INDEX outbox_dead ON outbox_events (seq) WHERE status = 'dead';
 
 -- A key whose later messages wait for one of them.
-CREATE TABLE holds (
+CREATE TABLE outbox_holds (
     topic       text COLLATE "C" NOT NULL,
     key         text COLLATE "C" NOT NULL,
     seq         bigint NOT NULL,
@@ -74,13 +74,13 @@ CREATE TABLE holds (
     slot        smallint GENERATED ALWAYS AS ((hashtextextended(key, 0) & 1023)::smallint) STORED,
     PRIMARY KEY (topic, key)
 );
-CREATE INDEX holds_seq ON holds (seq);
-CREATE INDEX holds_draining ON holds (slot) WHERE draining;
+CREATE INDEX outbox_holds_seq ON outbox_holds (seq);
+CREATE INDEX outbox_holds_draining ON outbox_holds (slot) WHERE draining;
 
-CREATE TABLE settings (name text PRIMARY KEY, value text NOT NULL);
-INSERT INTO settings VALUES ('lanes', '16'), ('lanes_wanted', '16'), ('store_id', replace(gen_random_uuid()::text, '-', ''));
+CREATE TABLE outbox_settings (name text PRIMARY KEY, value text NOT NULL);
+INSERT INTO outbox_settings VALUES ('lanes', '16'), ('lanes_wanted', '16'), ('store_id', replace(gen_random_uuid()::text, '-', ''));
 
-CREATE TABLE lanes (
+CREATE TABLE outbox_lanes (
     lane         smallint PRIMARY KEY,
     epoch        bigint NOT NULL DEFAULT 0,
     lease_id     uuid,
@@ -91,9 +91,9 @@ CREATE TABLE lanes (
     -- Rises when a person makes an old message of the lane sendable again: the owner's marks no longer hold.
     amended      bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
-INSERT INTO lanes (lane) SELECT generate_series(0, 1023);
+INSERT INTO outbox_lanes (lane) SELECT generate_series(0, 1023);
 
-CREATE TABLE instances (
+CREATE TABLE outbox_instances (
     id          uuid PRIMARY KEY,
     name        text NOT NULL,
     alive_until timestamptz NOT NULL
@@ -101,7 +101,7 @@ CREATE TABLE instances (
 
 -- Messages in flight: the exact ones, for as long as the batch is open. A lane has one batch at most, by its lock; an
 -- index that said so would have to look at every dead entry of the lane while somebody holds an old snapshot.
-CREATE TABLE batches (
+CREATE TABLE outbox_batches (
     lane       smallint NOT NULL,
     position   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id         uuid NOT NULL,
@@ -113,14 +113,14 @@ CREATE TABLE batches (
     claimed_at timestamptz NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 
-CREATE INDEX batches_lane ON batches (lane, position);
+CREATE INDEX outbox_batches_lane ON outbox_batches (lane, position);
 
 -- The batches that are open: one look for each lane, past those that were settled. OFFSET 0 keeps it so, whatever the
 -- statistics say of a table that is nearly always empty.
-CREATE VIEW open_batches AS
+CREATE VIEW outbox_open_batches AS
 SELECT b.*, l.locked_until
-FROM settings s JOIN lanes l ON s.name = 'lanes' AND l.lane < s.value::smallint
-CROSS JOIN LATERAL (SELECT * FROM batches b WHERE b.lane = l.lane AND b.position > l.settled_to OFFSET 0) b;
+FROM outbox_settings s JOIN outbox_lanes l ON s.name = 'lanes' AND l.lane < s.value::smallint
+CROSS JOIN LATERAL (SELECT * FROM outbox_batches b WHERE b.lane = l.lane AND b.position > l.settled_to OFFSET 0) b;
 
 -- What SQL users look at: in flight is a fact about batches, not a column of the message.
 CREATE VIEW outbox_status AS
@@ -128,9 +128,9 @@ SELECT e.seq, e.id, e.topic, e.type, e.key,
        CASE WHEN f.seq IS NULL THEN e.status ELSE 'in_flight' END AS status,
        e.attempts, e.held, e.last_error, e.dead_reason, e.written_at, e.next_attempt_at, e.sent_at, f.locked_until
 FROM outbox_events e
-LEFT JOIN (SELECT unnest(b.seqs) AS seq, b.locked_until FROM open_batches b) f ON f.seq = e.seq;
+LEFT JOIN (SELECT unnest(b.seqs) AS seq, b.locked_until FROM outbox_open_batches b) f ON f.seq = e.seq;
 
-CREATE TABLE acknowledgements (
+CREATE TABLE outbox_acknowledgements (
     seq             bigint NOT NULL,
     grp             text COLLATE "C" NOT NULL,
     acknowledged_at timestamptz NOT NULL,
@@ -138,24 +138,24 @@ CREATE TABLE acknowledgements (
 );
 
 -- Sent, and this group has not said that it is done.
-CREATE TABLE unacknowledged (
+CREATE TABLE outbox_unacknowledged (
     grp text COLLATE "C" NOT NULL,
     seq bigint NOT NULL,
     PRIMARY KEY (grp, seq)
 );
-CREATE INDEX unacknowledged_seq ON unacknowledged (seq);
+CREATE INDEX outbox_unacknowledged_seq ON outbox_unacknowledged (seq);
 
 -- Tries in vain.
-CREATE TABLE attempts (
+CREATE TABLE outbox_attempts (
     position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     seq      bigint NOT NULL,
     at       timestamptz NOT NULL,
     outcome  text NOT NULL,
     error    text NOT NULL
 );
-CREATE INDEX attempts_seq ON attempts (seq, position);
+CREATE INDEX outbox_attempts_seq ON outbox_attempts (seq, position);
 
-CREATE TABLE audit (
+CREATE TABLE outbox_audit (
     position   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at         timestamptz NOT NULL,
     actor      text NOT NULL,
@@ -165,7 +165,7 @@ CREATE TABLE audit (
 );
 
 -- Names under which a write happens once. They outlive the messages.
-CREATE TABLE idempotency_keys (
+CREATE TABLE outbox_idempotency_keys (
     position    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key         text COLLATE "C" NOT NULL UNIQUE,
     fingerprint bytea NOT NULL,
@@ -176,7 +176,7 @@ CREATE TABLE idempotency_keys (
 -- What has changed, one row for each transaction that changed something: the sum is the count. One row for all would
 -- let only one transaction commit at a time, and would grow a tail of old versions under a held snapshot. Rows are
 -- added up into one now and then. Pending ones are not counted here: the index of sendable rows has them.
-CREATE TABLE counters (
+CREATE TABLE outbox_counters (
     position              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     failed                bigint NOT NULL DEFAULT 0,
     sent                  bigint NOT NULL DEFAULT 0,
@@ -187,7 +187,7 @@ CREATE TABLE counters (
     acknowledged_total    bigint NOT NULL DEFAULT 0
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
-CREATE TABLE latencies (
+CREATE TABLE outbox_latencies (
     position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name     text NOT NULL,
     bucket   smallint NOT NULL,
@@ -198,11 +198,11 @@ CREATE TABLE latencies (
 -- All that hangs on a record goes with it, also when somebody deletes it by hand: nothing may wait for it.
 CREATE FUNCTION postrider_removed() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
-    UPDATE holds SET draining = true, seq = 0 WHERE seq IN (SELECT seq FROM gone WHERE key IS NOT NULL);
-    DELETE FROM attempts WHERE seq IN (SELECT seq FROM gone WHERE last_error IS NOT NULL);
-    DELETE FROM acknowledgements WHERE seq IN (SELECT seq FROM gone);
-    DELETE FROM unacknowledged WHERE seq IN (SELECT seq FROM gone WHERE status = 'sent');
-    INSERT INTO counters (failed, sent, dead)
+    UPDATE outbox_holds SET draining = true, seq = 0 WHERE seq IN (SELECT seq FROM gone WHERE key IS NOT NULL);
+    DELETE FROM outbox_attempts WHERE seq IN (SELECT seq FROM gone WHERE last_error IS NOT NULL);
+    DELETE FROM outbox_acknowledgements WHERE seq IN (SELECT seq FROM gone);
+    DELETE FROM outbox_unacknowledged WHERE seq IN (SELECT seq FROM gone WHERE status = 'sent');
+    INSERT INTO outbox_counters (failed, sent, dead)
     SELECT -count(*) FILTER (WHERE status = 'failed'), -count(*) FILTER (WHERE status = 'sent'),
            -count(*) FILTER (WHERE status = 'dead')
     FROM gone WHERE status <> 'pending' HAVING count(*) > 0;
@@ -212,15 +212,12 @@ $$;
 CREATE TRIGGER outbox_removed AFTER DELETE ON outbox_events
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION postrider_removed();
 
--- Relays that wait for a bell, and until when they do. See the trigger `outbox_doorbell`, made for stores that ask.
-CREATE TABLE sleepers (
-    id    uuid PRIMARY KEY,
-    until timestamptz NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 100, autovacuum_vacuum_cost_delay = 0);
-CREATE FUNCTION postrider_doorbell() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Rings for a relay that sleeps: see the trigger `outbox_doorbell`, made for stores that ask. Commits that notify wait
+-- for each other, so one of all that come within 50 ms rings; the others commit when the relay is up and looks.
+CREATE FUNCTION postrider_doorbell() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    -- A notification in every commit would make writers wait for each other.
-    IF EXISTS (SELECT 1 FROM sleepers WHERE until > clock_timestamp()) THEN
+    IF pg_try_advisory_xact_lock(
+           hashtextextended('postrider ring', (extract(epoch FROM clock_timestamp()) * 20)::bigint)) THEN
         PERFORM pg_notify('postrider', '');
     END IF;
     RETURN NULL;

@@ -102,19 +102,19 @@ BEGIN
     PERFORM 1 FROM outbox_events e WHERE e.id = message_id AND e.status <> 'sent' FOR NO KEY UPDATE;
     SELECT * INTO message FROM outbox_events e
     WHERE e.id = message_id AND (e.ack_groups IS NULL OR e.ack_groups ? "group")
-          AND (e.status = 'sent' OR EXISTS (SELECT 1 FROM open_batches b WHERE e.seq = ANY (b.seqs)));
+          AND (e.status = 'sent' OR EXISTS (SELECT 1 FROM outbox_open_batches b WHERE e.seq = ANY (b.seqs)));
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    INSERT INTO acknowledgements (seq, grp, acknowledged_at) VALUES (message.seq, "group", clock_timestamp())
+    INSERT INTO outbox_acknowledgements (seq, grp, acknowledged_at) VALUES (message.seq, "group", clock_timestamp())
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    DELETE FROM unacknowledged u WHERE u.grp = "group" AND u.seq = message.seq;
+    DELETE FROM outbox_unacknowledged u WHERE u.grp = "group" AND u.seq = message.seq;
     waited := coalesce(greatest(ceil(extract(epoch FROM clock_timestamp() - message.sent_at) * 1000), 0), 0);
-    INSERT INTO counters (acknowledged_total) VALUES (1);
-    INSERT INTO latencies (name, bucket, n, millis)
+    INSERT INTO outbox_counters (acknowledged_total) VALUES (1);
+    INSERT INTO outbox_latencies (name, bucket, n, millis)
     SELECT 'sent_to_acknowledged',
            width_bucket(waited - 1, ARRAY[1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 30000, 300000, 3600000]::bigint[]),
            1, waited;

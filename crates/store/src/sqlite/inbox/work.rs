@@ -25,7 +25,7 @@ pub(super) enum Job {
 }
 
 /// Tables of ours whose definitions speak of failing without asking for it.
-const OURS: &str = "'outbox_events', 'outbox_status', 'batches', 'counters'";
+const OURS: &str = "'outbox_events', 'outbox_status', 'outbox_batches', 'outbox_counters'";
 
 impl Job {
     pub(super) fn statement(sql: &str) -> Self {

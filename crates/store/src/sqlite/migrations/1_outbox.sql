@@ -53,7 +53,7 @@ CREATE INDEX outbox_waiting ON outbox_events (seq) WHERE ready = 0 AND status IN
 CREATE INDEX outbox_dead ON outbox_events (seq) WHERE status = 'dead';
 
 -- A key whose later messages wait for one of them.
-CREATE TABLE holds (
+CREATE TABLE outbox_holds (
     topic       TEXT NOT NULL,
     key         TEXT NOT NULL,
     seq         INTEGER NOT NULL,
@@ -62,10 +62,10 @@ CREATE TABLE holds (
     draining    INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (topic, key)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX holds_seq ON holds (seq);
-CREATE INDEX holds_draining ON holds (topic, key) WHERE draining = 1;
+CREATE INDEX outbox_holds_seq ON outbox_holds (seq);
+CREATE INDEX outbox_holds_draining ON outbox_holds (topic, key) WHERE draining = 1;
 
-CREATE TABLE lanes (
+CREATE TABLE outbox_lanes (
     lane         INTEGER PRIMARY KEY,
     epoch        INTEGER NOT NULL DEFAULT 0,
     lease_id     TEXT,
@@ -73,9 +73,9 @@ CREATE TABLE lanes (
     locked_until INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 WITH RECURSIVE n(lane) AS (SELECT 0 UNION ALL SELECT lane + 1 FROM n WHERE lane < 1023)
-INSERT INTO lanes (lane) SELECT lane FROM n;
+INSERT INTO outbox_lanes (lane) SELECT lane FROM n;
 
-CREATE TABLE instances (
+CREATE TABLE outbox_instances (
     id          TEXT PRIMARY KEY,
     name        TEXT NOT NULL,
     -- The lock file that the system frees when the process ends.
@@ -84,7 +84,7 @@ CREATE TABLE instances (
 ) STRICT, WITHOUT ROWID;
 
 -- Messages in flight: the exact ones, for as long as the batch is open. A lane has one batch at most.
-CREATE TABLE batches (
+CREATE TABLE outbox_batches (
     lane       INTEGER PRIMARY KEY,
     id         TEXT NOT NULL,
     epoch      INTEGER NOT NULL,
@@ -106,9 +106,9 @@ SELECT e.seq, e.id, e.topic, e.type, e.key,
        datetime(f.locked_until / 1000, 'unixepoch') AS locked_until
 FROM outbox_events e
 LEFT JOIN (SELECT j.value AS seq, l.locked_until
-           FROM batches b JOIN lanes l USING (lane), json_each(b.seqs) j) f ON f.seq = e.seq;
+           FROM outbox_batches b JOIN outbox_lanes l USING (lane), json_each(b.seqs) j) f ON f.seq = e.seq;
 
-CREATE TABLE acknowledgements (
+CREATE TABLE outbox_acknowledgements (
     seq             INTEGER NOT NULL,
     grp             TEXT NOT NULL,
     acknowledged_at INTEGER NOT NULL,
@@ -116,23 +116,23 @@ CREATE TABLE acknowledgements (
 ) STRICT, WITHOUT ROWID;
 
 -- Sent, and this group has not said that it is done.
-CREATE TABLE unacknowledged (
+CREATE TABLE outbox_unacknowledged (
     grp TEXT NOT NULL,
     seq INTEGER NOT NULL,
     PRIMARY KEY (grp, seq)
 ) STRICT, WITHOUT ROWID;
 
 -- Tries in vain.
-CREATE TABLE attempts (
+CREATE TABLE outbox_attempts (
     position INTEGER PRIMARY KEY,
     seq      INTEGER NOT NULL,
     at       INTEGER NOT NULL,
     outcome  TEXT NOT NULL,
     error    TEXT NOT NULL
 ) STRICT;
-CREATE INDEX attempts_seq ON attempts (seq, position);
+CREATE INDEX outbox_attempts_seq ON outbox_attempts (seq, position);
 
-CREATE TABLE audit (
+CREATE TABLE outbox_audit (
     position   INTEGER PRIMARY KEY AUTOINCREMENT,
     at         INTEGER NOT NULL,
     actor      TEXT NOT NULL,
@@ -142,7 +142,7 @@ CREATE TABLE audit (
 ) STRICT;
 
 -- Names under which a write happens once. They outlive the messages.
-CREATE TABLE idempotency_keys (
+CREATE TABLE outbox_idempotency_keys (
     position    INTEGER PRIMARY KEY,
     key         TEXT NOT NULL UNIQUE,
     fingerprint BLOB NOT NULL,
@@ -150,12 +150,12 @@ CREATE TABLE idempotency_keys (
     created_at  INTEGER NOT NULL
 ) STRICT;
 
-CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-INSERT INTO settings VALUES ('lanes', '16'), ('lanes_wanted', '16'), ('store_id', lower(hex(randomblob(16))));
+CREATE TABLE outbox_settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO outbox_settings VALUES ('lanes', '16'), ('lanes_wanted', '16'), ('store_id', lower(hex(randomblob(16))));
 
 -- Kept as things change, so that counting never scans. Pending ones are what is left:
 -- all that were ever inserted (sqlite_sequence) less these.
-CREATE TABLE counters (
+CREATE TABLE outbox_counters (
     one                        INTEGER PRIMARY KEY CHECK (one = 1),
     failed                     INTEGER NOT NULL DEFAULT 0,
     sent                       INTEGER NOT NULL DEFAULT 0,
@@ -166,21 +166,21 @@ CREATE TABLE counters (
     dead_total                 INTEGER NOT NULL DEFAULT 0,
     acknowledged_total         INTEGER NOT NULL DEFAULT 0
 ) STRICT;
-INSERT INTO counters (one) VALUES (1);
+INSERT INTO outbox_counters (one) VALUES (1);
 
 -- All that hangs on a record goes with it, also when somebody deletes it by hand: nothing may wait for it.
 CREATE TRIGGER outbox_removed AFTER DELETE ON outbox_events BEGIN
-    UPDATE holds SET draining = 1, seq = 0 WHERE seq = old.seq;
-    DELETE FROM attempts WHERE seq = old.seq;
-    DELETE FROM acknowledgements WHERE seq = old.seq;
-    DELETE FROM unacknowledged WHERE seq = old.seq AND grp IN (SELECT value FROM json_each(old.ack_groups));
-    UPDATE counters SET removed = removed + 1,
+    UPDATE outbox_holds SET draining = 1, seq = 0 WHERE seq = old.seq;
+    DELETE FROM outbox_attempts WHERE seq = old.seq;
+    DELETE FROM outbox_acknowledgements WHERE seq = old.seq;
+    DELETE FROM outbox_unacknowledged WHERE seq = old.seq AND grp IN (SELECT value FROM json_each(old.ack_groups));
+    UPDATE outbox_counters SET removed = removed + 1,
                         failed = failed - (old.status = 'failed'),
                         sent = sent - (old.status = 'sent'),
                         dead = dead - (old.status = 'dead');
 END;
 
-CREATE TABLE latencies (
+CREATE TABLE outbox_latencies (
     name   TEXT NOT NULL,
     bucket INTEGER NOT NULL,
     n      INTEGER NOT NULL,
