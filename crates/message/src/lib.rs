@@ -3,6 +3,7 @@
 //! Nothing here does I/O: stores, relays, models and simulations all call the same pure functions, so that
 //! what a message may do is decided in exactly one place ([`step`]).
 
+mod finding;
 mod id;
 mod message;
 mod pattern;
@@ -10,6 +11,7 @@ mod retry;
 mod semantics;
 mod state;
 
+pub use finding::{Finding, Health};
 pub use id::{MessageId, NoSuchField};
 pub use message::{Invalid, Limits, Message, check_group, check_topic};
 pub use pattern::TopicPattern;

@@ -4,7 +4,9 @@ mod arguments;
 mod backend;
 mod contract;
 mod dead;
+mod doctor;
 mod failure;
+mod fit;
 mod inboxes;
 mod inspect;
 mod lanes;
@@ -101,6 +103,7 @@ async fn run_on_store(command: Command, loaded: Loaded, output: &mut Output) -> 
             Some(Lanes::Set { count }) => lanes::set(&world::make_desk(config).await?, count, output).await,
         },
         Command::Contract => contract::show(config, output).await,
+        Command::Doctor => doctor::examine(config, output).await,
         Command::Migrate { dry_run } => schema::migrate(config, dry_run, output).await,
         Command::Schema { .. } => schema::state(config, output).await,
         Command::Config { .. } | Command::Routes | Command::Completions { .. } => Ok(()),

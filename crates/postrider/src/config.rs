@@ -19,6 +19,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use broker::Format;
 use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern};
 use store::{Retention, Sent};
 
@@ -167,6 +168,8 @@ pub(crate) struct Route {
     pub(crate) on_dead: OnDead,
     /// When to try again.
     pub(crate) retry: RetryPolicy,
+    /// How its messages are written down for the broker.
+    pub(crate) format: Format,
 }
 
 /// `[consumers.*]`

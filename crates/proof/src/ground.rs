@@ -3,7 +3,7 @@
 //! It is cleared when the run went well. After a failure it stays, so that somebody can look.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
@@ -15,6 +15,7 @@ pub struct Ground {
     folder: TempDir,
     address: Address,
     shop: Arc<dyn Shop>,
+    broker: OnceLock<String>,
 }
 
 impl Ground {
@@ -33,7 +34,7 @@ impl Ground {
         address.create().await.context("cannot make a database for the proof")?;
         let shop = address.open().await?;
         shop.furnish(customers).await.context("cannot make the tables of the shop")?;
-        Ok(Self { folder, address, shop })
+        Ok(Self { folder, address, shop, broker: OnceLock::new() })
     }
 
     /// Runs `work` and clears up behind it.
@@ -43,7 +44,7 @@ impl Ground {
     pub async fn during<T>(self, work: impl AsyncFnOnce(&Self) -> Result<T>) -> Result<T> {
         match work(&self).await {
             Ok(done) => {
-                let Self { folder, address, shop } = self;
+                let Self { folder, address, shop, .. } = self;
                 drop(shop);
                 address.remove().await.context("cannot remove the database of the proof")?;
                 folder.close()?;
@@ -64,6 +65,17 @@ impl Ground {
     /// Where its database is.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Sends everything through the broker at `url` instead of the embedded one. Said once, before any worker starts.
+    pub fn use_broker(&self, url: String) {
+        let said = self.broker.set(url);
+        debug_assert!(said.is_ok(), "a ground has one broker");
+    }
+
+    /// The URL of the broker, where it is not the embedded one.
+    pub fn broker(&self) -> Option<&str> {
+        self.broker.get().map(String::as_str)
     }
 
     /// The folder of the broker and the trails.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use proof::model::{Bounds, Bug, explore, hunt};
-use proof::scenario::{ChangeLanes, Clocks, Crash, Kill, Stop, Writers, prove};
+use proof::scenario::{ChangeLanes, Clocks, Crash, Kill, Restart, Stop, Writers, prove};
 use proof::worker::Work;
 
 /// Shows that what Postrider promises holds.
@@ -40,6 +40,8 @@ enum Proof {
     Stop(Stop),
     /// Run relays whose clocks are wrong by an hour.
     Clocks(Clocks),
+    /// Restart a real broker while messages flow through it.
+    Restart(Restart),
     /// Change the number of lanes under traffic, while relays join and die.
     Lanes(ChangeLanes),
     /// Explore every state of the protocol's models, and plant every fault in them.
@@ -67,6 +69,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         Proof::Writers(writers) => prove(&writers, program, store).await?,
         Proof::Stop(stop) => prove(&stop, program, store).await?,
         Proof::Clocks(clocks) => prove(&clocks, program, store).await?,
+        Proof::Restart(restart) => prove(&restart, program, store).await?,
         Proof::Lanes(lanes) => prove(&lanes, program, store).await?,
         Proof::Model { small } => model(small)?,
     };

@@ -55,6 +55,7 @@ impl Nemesis<'_> {
             .args(arguments)
             // Not an argument: others can read those, and it may hold a password.
             .env("POSTRIDER_PROOF_STORE", &address.store)
+            .env("POSTRIDER_PROOF_BROKER", self.ground.broker().unwrap_or_default())
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .kill_on_drop(true)

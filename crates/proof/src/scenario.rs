@@ -7,6 +7,7 @@ mod clocks;
 mod crash;
 mod kill;
 mod lanes;
+mod restart;
 mod stop;
 mod writers;
 
@@ -14,6 +15,7 @@ pub use clocks::Clocks;
 pub use crash::{CRASH_POINTS, Crash};
 pub use kill::Kill;
 pub use lanes::ChangeLanes;
+pub use restart::{BROKERS, Restart};
 pub use stop::Stop;
 pub use writers::Writers;
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use broker::embedded;
+use broker::{Connected, Surroundings};
 use inbox::{Acknowledge, Consumer, Group};
 use message::RetryPolicy;
 use rand::Rng;
@@ -38,6 +38,9 @@ pub struct Work {
     /// The database, the prefix of all keys, or the file.
     #[arg(long)]
     pub name: String,
+    /// The URL of the broker; the embedded one in the folder when there is none.
+    #[arg(long, env = "POSTRIDER_PROOF_BROKER", default_value = "", hide_env_values = true)]
+    pub broker: String,
     /// The parts to run.
     #[arg(long, value_delimiter = ',', default_value = "producer,relay,consumer")]
     pub only: Vec<String>,
@@ -93,16 +96,15 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     }
     let runs = |part: &str| work.only.iter().any(|only| only == part);
     let shop = Address { store, name: work.name.clone() }.open().await?;
-    let broker = embedded::Broker::open(embedded::Config {
-        lease: work.lease,
-        ..embedded::Config::new(broker_path(&work.folder))
-    })?;
+    let broker = open_broker(&work)?;
     let relay = runs("relay").then(|| relay(&work, &*shop, &broker)).transpose()?;
     let consumer = runs("consumer").then(|| {
         let group = Group::new(GROUP, shop.store(), shop.handler(), InboxRules::default())
             .acknowledge(Acknowledge::InStore);
-        Consumer::new(Arc::new(group), Arc::new(broker.clone()), vec![TOPIC.to_owned()]).start()
+        let subscriber = broker.subscriber.clone().context("nothing can be received from this broker")?;
+        anyhow::Ok(Consumer::new(Arc::new(group), subscriber, vec![TOPIC.to_owned()]).start())
     });
+    let consumer = consumer.transpose()?;
 
     let closed = Arc::new(AtomicBool::new(false));
     let (fail, mut failed) = mpsc::channel(1);
@@ -122,6 +124,14 @@ pub async fn run(work: Work, store: String) -> Result<()> {
         relay.drain().await;
     }
     failed.try_recv().map_or(Ok(()), Err)
+}
+
+/// The broker that everything goes through.
+fn open_broker(work: &Work) -> Result<Connected> {
+    let file = broker_path(&work.folder);
+    let embedded = format!("embedded://?lease={}", humantime::format_duration(work.lease));
+    let url = if work.broker.is_empty() { &embedded } else { &work.broker };
+    Ok(broker::open(url, &Surroundings { file, max_payload: 1 << 20 })?)
 }
 
 async fn standard_input_closed() {
@@ -146,10 +156,10 @@ fn arm(crash: &str) -> Result<()> {
     .map_err(anyhow::Error::msg)
 }
 
-fn relay(work: &Work, shop: &dyn Shop, broker: &embedded::Broker) -> Result<relay::Running> {
+fn relay(work: &Work, shop: &dyn Shop, broker: &Connected) -> Result<relay::Running> {
     let settings =
         Settings { lease: work.lease, groups: Arc::new(|_| vec![GROUP.to_owned()]), ..Settings::default() };
-    let broker = Unsteady { broker: Arc::new(broker.clone()), delay: work.delay, failing: work.failing };
+    let broker = Unsteady { broker: broker.publisher.clone(), delay: work.delay, failing: work.failing };
     let route = Route { retry: retry(), ..Route::new("main", &["*"], Arc::new(broker)) };
     let witness = Witness::new(shop.store(), &work.folder)?;
     Ok(Relay::start(Arc::new(witness), vec![route], settings))

@@ -12,6 +12,7 @@ mod claim;
 #[cfg(feature = "diesel")]
 pub mod diesel;
 mod error;
+mod examine;
 mod hold;
 mod inbox;
 mod inspect;

@@ -15,6 +15,7 @@ mod connection;
 #[cfg(feature = "diesel")]
 pub mod diesel;
 mod error;
+mod examine;
 mod hold;
 mod inbox;
 mod inspect;

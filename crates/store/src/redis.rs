@@ -36,6 +36,7 @@ mod append;
 mod claim;
 mod config;
 mod error;
+mod examine;
 mod hold;
 mod inbox;
 mod inspect;

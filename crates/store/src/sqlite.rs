@@ -8,6 +8,7 @@ mod amend;
 mod append;
 mod claim;
 mod error;
+mod examine;
 mod hold;
 mod inbox;
 mod inspect;

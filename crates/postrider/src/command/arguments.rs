@@ -95,6 +95,8 @@ pub(super) enum Command {
     Routes,
     /// Show what is promised for each route and group, by what, and what can still happen
     Contract,
+    /// Connect to the store and the brokers, and report what is unsafe or missing there, with the fix
+    Doctor,
     /// Print completions for a shell
     Completions {
         /// Which shell

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use message::Finding;
 use store::Store;
 
 use super::failure::{Exit, Failure};
@@ -163,6 +164,30 @@ pub(super) fn schema(place: &Place) -> Result<String, Failure> {
         #[cfg(not(all(feature = "postgres", feature = "mysql")))]
         other => Err(absent(other)),
     }
+}
+
+/// Looks at the configured store. Changes nothing, so its schema must be there.
+pub(super) async fn examine(config: &Config) -> Result<Vec<Finding>, Failure> {
+    exists(config)?;
+    let settings = &config.store;
+    Ok(match &settings.place {
+        Place::Sqlite(path) => store::sqlite::SqliteStore::open(path)?.examine().await?,
+        #[cfg(feature = "postgres")]
+        Place::Postgres => {
+            let config =
+                store::postgres::Config { migrate: false, ..store::postgres::Config::new(&settings.url) };
+            store::postgres::PostgresStore::connect(config).await?.examine().await?
+        }
+        #[cfg(feature = "mysql")]
+        Place::Mysql => {
+            let config = store::mysql::Config { migrate: false, ..store::mysql::Config::new(&settings.url) };
+            store::mysql::MysqlStore::connect(config).await?.examine().await?
+        }
+        #[cfg(feature = "redis")]
+        Place::Redis => redis(config).await?.examine(),
+        #[cfg(not(all(feature = "postgres", feature = "mysql", feature = "redis")))]
+        other => return Err(absent(other)),
+    })
 }
 
 /// What a person calls the store.

@@ -96,6 +96,16 @@ impl Output {
         self.lines_of(&mut table)
     }
 
+    /// Rows without a heading.
+    pub(super) fn rows<const N: usize>(
+        &mut self,
+        rows: impl IntoIterator<Item = [Cell; N]>,
+    ) -> Result<(), Failure> {
+        let mut table = self.grid();
+        table.add_rows(rows);
+        self.lines_of(&mut table)
+    }
+
     /// Names and values, one pair a line.
     pub(super) fn pairs(
         &mut self,

@@ -1,16 +1,17 @@
 //! What a configuration stands for: the desk, the topology, the brokers.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use admin::{ConsumerView, Desk, RouteView, Topology};
-use broker::embedded;
+use broker::{Connected, Surroundings, Unopened};
 use message::Limits;
 
-use super::failure::Failure;
+use super::failure::{Exit, Failure};
 use super::inboxes::Inboxes;
 use super::{backend, inboxes};
-use crate::config::{Config, Place};
+use crate::config::{Broker, Config, Place};
 
 /// A desk on the configured store, which is made if need be.
 pub(super) async fn make_desk(config: &Config) -> Result<Desk, Failure> {
@@ -54,20 +55,25 @@ pub(super) fn topology(config: &Config) -> Topology {
     Topology { routes: routes.collect(), consumers: consumers.collect() }
 }
 
-/// How the embedded broker `name` is opened.
-pub(super) fn broker_config(config: &Config, name: &str, url: &str) -> Result<embedded::Config, Failure> {
+/// Opens every broker of the configuration. None need be there yet.
+pub(super) fn brokers(config: &Config) -> Result<BTreeMap<String, Connected>, Failure> {
+    let open =
+        |(name, broker): (&String, &Broker)| match broker::open(&broker.url, &surroundings(config, name)) {
+            Ok(opened) => Ok((name.clone(), opened)),
+            Err(Unopened::Url(error)) => Err(Failure::usage(format!("brokers.{name}.url: {error}"))),
+            Err(Unopened::Broken(error)) => {
+                Err(Failure::new(Exit::Unavailable, format!("broker {name}: {error}")))
+            }
+        };
+    config.brokers.iter().map(open).collect()
+}
+
+fn surroundings(config: &Config, name: &str) -> Surroundings {
     let folder = match &config.store.place {
         Place::Sqlite(path) => path.parent().map_or_else(PathBuf::new, ToOwned::to_owned),
         _ => PathBuf::from("postrider-data"),
     };
     // Two brokers without a path of their own are two files.
-    let beside =
-        folder.join(if name == "main" { "broker.db".to_owned() } else { format!("broker-{name}.db") });
-    let mut broker =
-        embedded::Config::from_url(url, beside).map_err(|error| Failure::usage(error.to_string()))?;
-    if !url.contains("max_payload=") {
-        // What the producer's API takes, the broker must take, or it would die on the way.
-        broker.max_payload = broker.max_payload.max(config.producer.body_limit);
-    }
-    Ok(broker)
+    let file = if name == "main" { "broker.db".to_owned() } else { format!("broker-{name}.db") };
+    Surroundings { file: folder.join(file), max_payload: config.producer.body_limit }
 }

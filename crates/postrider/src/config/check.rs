@@ -135,7 +135,7 @@ impl Checker<'_> {
         let reason = match route.semantics {
             Semantics::AtLeastOnce | Semantics::EffectivelyOnce => None,
             Semantics::ExactlyOnce => Some((
-                "the embedded broker has no transactions that a log of its own could share",
+                "this version sends in no broker's transaction",
                 Semantics::EffectivelyOnce,
             )),
             Semantics::AtMostOnce => Some((
@@ -143,7 +143,7 @@ impl Checker<'_> {
                 Semantics::AtLeastOnce,
             )),
             Semantics::None | Semantics::BestEffort => Some((
-                "the embedded broker always confirms, and this program always retries",
+                "this program always waits for the broker's word, and always retries",
                 Semantics::AtLeastOnce,
             )),
         };

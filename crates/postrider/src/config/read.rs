@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use inbox::CommandHandler;
+use broker::Format;
 use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern, check_group, check_topic};
 
 use super::section::{Complaints, Found, Section, nearest};
@@ -145,7 +146,9 @@ impl<'a> Reader<'a> {
         for (name, node) in self.named("brokers", node) {
             let mut section = self.section(&format!("brokers.{name}"), Some(node), &["url"]);
             self.mark(&section, &["url"]);
-            let url = match section.parsed("url", |url| broker_url(url).map(|()| url.to_owned())) {
+            let url = match section.parsed("url", |url| {
+                broker::check(url).map(|()| url.to_owned()).map_err(|error| error.to_string())
+            }) {
                 Some(found) => found.value,
                 None => {
                     // A wrong one has been complained about.
@@ -166,8 +169,18 @@ impl<'a> Reader<'a> {
     }
 
     fn routes(&mut self, node: Option<Node>) -> BTreeMap<String, Route> {
-        const KEYS: [&str; 8] =
-            ["topics", "broker", "semantics", "why", "idempotent", "order", "on_dead", "retry"];
+        const KEYS: [&str; 10] = [
+            "topics",
+            "broker",
+            "semantics",
+            "why",
+            "idempotent",
+            "order",
+            "on_dead",
+            "retry",
+            "cloudevents",
+            "source",
+        ];
         let mut routes = BTreeMap::new();
         for (name, node) in self.named("routes", node) {
             let mut section = self.section(&format!("routes.{name}"), Some(node), &KEYS);
@@ -187,6 +200,7 @@ impl<'a> Reader<'a> {
                 order: section.word("order", &ORDERS, Order::Key),
                 on_dead: section.word("on_dead", &ON_DEADS, OnDead::Hold),
                 retry: self.retry(&mut section),
+                format: format(&mut section, &name),
             };
             routes.insert(name, route);
         }
@@ -444,31 +458,28 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     Ok(address)
 }
 
-fn broker_url(url: &str) -> Result<(), String> {
-    const LATER: [&str; 12] = [
-        "kafka",
-        "amqp",
-        "amqps",
-        "rabbitmq",
-        "nats",
-        "sqs",
-        "pubsub",
-        "redis",
-        "rediss",
-        "redis-streams",
-        "http",
-        "https",
-    ];
-    match url.split_once("://") {
-        Some(("embedded", _)) => broker::embedded::Config::from_url(url, std::path::Path::new("broker.db"))
-            .map(|_| ())
-            .map_err(|error| error.to_string()),
-        Some((scheme, _)) if LATER.contains(&scheme) => {
-            Err(format!("`{scheme}://` is not built into this program yet: use embedded://"))
-        }
-        Some((scheme, _)) => Err(format!("`{scheme}://` is not a broker: use embedded://")),
-        None => Err("this is not a URL: use embedded://".to_owned()),
+/// How messages of a route are written down.
+fn format(section: &mut Section<'_>, route: &str) -> Format {
+    const MODES: [(&str, Option<Mode>); 3] =
+        [("off", None), ("binary", Some(Mode::Binary)), ("structured", Some(Mode::Structured))];
+    let mode = section.word("cloudevents", &MODES, None);
+    let origin = section.origin_of("source");
+    let source = section.text("source").map(|found| found.value);
+    if source.is_some() && mode.is_none() {
+        section.complain("source", origin, "only CloudEvents have a source: add cloudevents = \"binary\"");
     }
+    let source = source.unwrap_or_else(|| format!("/postrider/{route}")).into();
+    match mode {
+        None => Format::Native,
+        Some(Mode::Binary) => Format::CloudEvents { source },
+        Some(Mode::Structured) => Format::CloudEventsStructured { source },
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Mode {
+    Binary,
+    Structured,
 }
 
 fn http_url(url: &str) -> Result<(), String> {

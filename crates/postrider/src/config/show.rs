@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use broker::Format;
 use message::{OnDead, Order, RetryPolicy};
 use store::Sent;
 
@@ -106,6 +107,12 @@ impl Config {
             }
             writeln!(out, "order = \"{}\"\non_dead = \"{}\"", order(route.order), on_dead(route.on_dead))?;
             writeln!(out, "retry = {}", retry(&route.retry))?;
+            let (mode, source) = match &route.format {
+                Format::Native => continue,
+                Format::CloudEvents { source } => ("binary", source),
+                Format::CloudEventsStructured { source } => ("structured", source),
+            };
+            writeln!(out, "cloudevents = \"{mode}\"\nsource = {}", quoted(source))?;
         }
         Ok(())
     }

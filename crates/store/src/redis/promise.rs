@@ -18,13 +18,13 @@ const LEAST: (u32, u32) = (6, 2);
 /// What a server says of itself. `None`: it does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Server {
-    version: (u32, u32),
+    pub(super) version: (u32, u32),
     replica: bool,
     cluster: bool,
     maxmemory: Option<u64>,
     policy: Option<String>,
-    aof: Option<bool>,
-    fsync: Option<String>,
+    pub(super) aof: Option<bool>,
+    pub(super) fsync: Option<String>,
 }
 
 impl Server {
@@ -62,7 +62,7 @@ impl Server {
         self.version >= (7, 0)
     }
 
-    fn evicts(&self) -> Option<&str> {
+    pub(super) fn evicts(&self) -> Option<&str> {
         let policy = self.policy.as_deref().filter(|policy| *policy != "noeviction");
         policy.filter(|_| self.maxmemory != Some(0))
     }

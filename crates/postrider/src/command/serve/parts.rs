@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use admin::Desk;
-use broker::embedded::Broker;
+use broker::{Connected, Publisher, Subscriber};
 use inbox::{Acknowledge, CommandHandler, Group, HttpHandler};
 use message::{OnDead, Order};
 use store::{Inbox, InboxRules, Store, Work};
 use tokio::task::JoinHandle;
 
-use super::super::failure::{Exit, Failure};
+use super::super::failure::Failure;
 use super::super::inboxes::Inboxes;
-use super::super::world;
+use super::super::{fit, world};
 use super::health::Pulse;
 use crate::config::{Config, Consumer, Dedup, Handler};
 
 /// Open brokers by name.
-pub(super) type Brokers = BTreeMap<String, Broker>;
+pub(super) type Brokers = BTreeMap<String, Connected>;
 
 /// What runs in this process.
 #[derive(Default)]
@@ -50,22 +50,24 @@ impl Parts {
     }
 }
 
-/// Opens every broker of the configuration.
+/// Opens every broker of the configuration, and refuses what none of them can do.
 pub(super) fn brokers(config: &Config) -> Result<Brokers, Failure> {
-    let mut brokers = Brokers::new();
-    for (name, broker) in &config.brokers {
-        let opened = Broker::open(world::broker_config(config, name, &broker.url)?)
-            .map_err(|error| Failure::new(Exit::Unavailable, format!("broker {name}: {error}")))?;
-        brokers.insert(name.clone(), opened);
-    }
+    let brokers = world::brokers(config)?;
+    fit::check(config, &brokers)?;
     Ok(brokers)
 }
 
-fn broker_of(brokers: &Brokers, name: &str) -> Result<Arc<Broker>, Failure> {
-    brokers
-        .get(name)
-        .map(|broker| Arc::new(broker.clone()))
-        .ok_or_else(|| Failure::usage(format!("there is no broker `{name}`")))
+fn broker_of<'a>(brokers: &'a Brokers, name: &str) -> Result<&'a Connected, Failure> {
+    brokers.get(name).ok_or_else(|| Failure::usage(format!("there is no broker `{name}`")))
+}
+
+fn publisher_of(brokers: &Brokers, name: &str) -> Result<Arc<dyn Publisher>, Failure> {
+    Ok(broker_of(brokers, name)?.publisher.clone())
+}
+
+fn subscriber_of(brokers: &Brokers, name: &str) -> Result<Arc<dyn Subscriber>, Failure> {
+    let subscriber = broker_of(brokers, name)?.subscriber.clone();
+    subscriber.ok_or_else(|| Failure::usage(format!("nothing can be received from the broker `{name}`")))
 }
 
 /// Starts the relay.
@@ -80,8 +82,8 @@ pub(super) fn relay(
             name: name.clone(),
             topics: route.topics.clone(),
             broker: route.broker.clone(),
-            publisher: broker_of(brokers, &route.broker)?,
-            format: broker::Format::default(),
+            publisher: publisher_of(brokers, &route.broker)?,
+            format: route.format.clone(),
             order: route.order,
             on_dead: route.on_dead,
             retry: route.retry.clone(),
@@ -127,7 +129,7 @@ pub(super) async fn consumers(
     let mut running = Vec::new();
     for (name, consumer) in &config.consumers {
         let group = Arc::new(group(config, name, consumer, store, inboxes.get(name).cloned()).await?);
-        let subscriber = broker_of(brokers, &consumer.broker)?;
+        let subscriber = subscriber_of(brokers, &consumer.broker)?;
         let started = inbox::Consumer::new(group.clone(), subscriber, consumer.topics.clone()).start();
         running.push((group, started));
     }

@@ -1,0 +1,108 @@
+//! Whether the brokers can do what the routes and groups ask of them: refused before the first message, with the reason.
+
+use std::collections::BTreeMap;
+
+use broker::{Connected, Guarantees};
+use message::Order;
+
+use super::failure::Failure;
+use crate::config::Config;
+
+/// Refuses what no broker of the configuration can do; everything at once.
+pub(super) fn check(config: &Config, brokers: &BTreeMap<String, Connected>) -> Result<(), Failure> {
+    let able = brokers.iter().map(|(name, broker)| {
+        let able = Able { guarantees: broker.publisher.guarantees(), receives: broker.subscriber.is_some() };
+        (name.as_str(), able)
+    });
+    let misfits = misfits(config, &able.collect());
+    if misfits.is_empty() { Ok(()) } else { Err(Failure::usage(misfits.join("\n"))) }
+}
+
+/// What a broker can do.
+struct Able {
+    guarantees: Guarantees,
+    receives: bool,
+}
+
+fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
+    let mut misfits = Vec::new();
+    for (name, route) in &config.routes {
+        let Some(Able { guarantees, .. }) = brokers.get(route.broker.as_str()) else { continue };
+        if route.order == Order::Key && !guarantees.key_order {
+            misfits.push(format!(
+                "routes.{name}.order: `{}` does not keep the order of keys; say order = \"none\" if that is good enough, or \
+                 use a broker that does (an SQS queue with fifo=true, say)",
+                route.broker
+            ));
+        }
+    }
+    let mut heard: BTreeMap<(&str, &str), &str> = BTreeMap::new();
+    for (name, consumer) in &config.consumers {
+        let Some(Able { guarantees, receives }) = brokers.get(consumer.broker.as_str()) else { continue };
+        if !receives {
+            misfits.push(format!(
+                "consumers.{name}.broker: nothing can be received from `{}`, it only takes messages; whoever is there \
+                 receives them",
+                consumer.broker
+            ));
+            continue;
+        }
+        if consumer.order == Order::Key && !guarantees.key_order {
+            misfits.push(format!(
+                "consumers.{name}.order: `{}` does not keep the order of keys; say order = \"none\"",
+                consumer.broker
+            ));
+        }
+        for topic in &consumer.topics {
+            let other = heard.insert((&consumer.broker, topic), name);
+            if let Some(other) = other.filter(|_| !guarantees.groups) {
+                misfits.push(format!(
+                    "consumers.{name}.topics: `{topic}` on `{}` is one queue, which consumers.{other} empties too, and each \
+                     message would reach only one of them; give each group a topic of its own, or use a broker that \
+                     has groups",
+                    consumer.broker
+                ));
+            }
+        }
+    }
+    misfits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    /// A plain queue: no order, no groups.
+    fn queue(receives: bool) -> BTreeMap<&'static str, Able> {
+        let guarantees = Guarantees {
+            key_order: false,
+            ordered_batches: false,
+            groups: false,
+            fenced: false,
+            max_payload: None,
+            max_batch: 1,
+            deduplication: None,
+            durability: "",
+        };
+        BTreeMap::from([("queue", Able { guarantees, receives })])
+    }
+
+    #[test]
+    fn what_a_broker_cannot_do_is_refused_with_the_reason() {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a file");
+        let settings = "[brokers.queue]\nurl = \"embedded://\"\n[routes.all]\ntopics = [\"*\"]\n\
+             [consumers.a]\ntopics = [\"t\"]\norder = \"none\"\n[consumers.b]\ntopics = [\"t\"]\n\
+             [consumers.c]\ntopics = [\"u\"]\norder = \"none\"\n";
+        std::fs::write(file.path(), settings).expect("it can be written");
+        let config = config::load(Some(file.path()), std::iter::empty()).expect("it is well written").config;
+        let found = misfits(&config, &queue(true));
+        let expected = ["routes.all.order", "consumers.b.order", "consumers.b.topics"];
+        assert_eq!(found.len(), expected.len(), "{found:#?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.starts_with(expected), "{found}");
+        }
+        let found = misfits(&config, &queue(false));
+        assert_eq!(found.iter().filter(|text| text.contains("only takes messages")).count(), 3, "{found:#?}");
+    }
+}
