@@ -3,6 +3,7 @@
 //! [`contract`] says in numbered rules what every broker's publisher and subscriber keep true; each backend is
 //! a folder with the same files.
 
+#[allow(dead_code, reason = "no backend uses all of it")]
 mod address;
 pub mod contract;
 #[cfg(feature = "embedded")]
@@ -16,6 +17,7 @@ pub mod kafka;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod open;
+#[allow(dead_code, reason = "no backend uses all of it")]
 mod partition;
 #[cfg(feature = "pubsub")]
 pub mod pubsub;
@@ -26,6 +28,7 @@ pub mod redis_streams;
 #[cfg(feature = "sqs")]
 pub mod sqs;
 #[cfg(feature = "wire")]
+#[allow(dead_code, reason = "no backend uses all of it")]
 mod unfinished;
 
 pub use address::{BadUrl, Secret};

@@ -79,6 +79,8 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
     match scheme(url) {
         #[cfg(feature = "embedded")]
         "embedded" => crate::embedded::Config::from_url(url, "broker.db").map(drop),
+        #[cfg(feature = "http")]
+        "http" | "https" => crate::http::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
     }
 }
@@ -99,6 +101,11 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
             }
             let opened = crate::embedded::Broker::open(config);
             Ok(Connected::both(opened.map_err(|error| Unopened::Broken(error.to_string()))?))
+        }
+        #[cfg(feature = "http")]
+        "http" | "https" => {
+            let broker = Arc::new(crate::http::Broker::open(crate::http::Config::from_url(url)?)?);
+            Ok(Connected { publisher: broker.clone(), subscriber: None, doctor: broker })
         }
         _ => {
             let _ = (file, max_payload);
