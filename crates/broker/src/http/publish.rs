@@ -145,13 +145,14 @@ impl Broker {
 
     /// What an answer means.
     async fn judge(&self, answer: Response<Incoming>, end: Instant) -> Outcome {
-        let (status, origin) = (answer.status(), self.inner.config.origin());
+        let status = answer.status();
         let wait = wait(answer.headers(), SystemTime::now());
         let end = end.min(Instant::now() + READING);
         let text = beginning(answer.into_body(), end).await;
         if status.is_success() {
             return Outcome::Confirmed;
         }
+        let origin = self.inner.config.origin();
         let mut error = format!("{origin} answered {status}");
         if status.is_redirection() {
             error.push_str(", and redirects are not followed: put the final address into the URL");

@@ -331,6 +331,28 @@ mod tests {
     }
 
     #[test]
+    fn nothing_that_differs_by_a_bit_is_believed() {
+        let keys = [key(SHARED)];
+        let mut good = headers(&sign(&keys, MESSAGE, SENT, BODY));
+        let (signature, mut body) = (good[SIGNATURE].as_bytes().to_vec(), BODY.to_vec());
+        // Every bit of the body, and every byte of the signature in every other value that a header may have.
+        for bit in 0..8 * body.len() {
+            body[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(refused(&keys, &good, &body, 1_614_265_330), Some(Refusal::Signature), "bit {bit}");
+            body[bit / 8] ^= 1 << (bit % 8);
+        }
+        for place in 0..signature.len() {
+            for byte in (b' '..=b'~').filter(|byte| *byte != signature[place]) {
+                let mut changed = signature.clone();
+                changed[place] = byte;
+                good.insert(SIGNATURE, hyper::header::HeaderValue::from_bytes(&changed).expect("a value"));
+                let refusal = refused(&keys, &good, BODY, 1_614_265_330);
+                assert_eq!(refusal, Some(Refusal::Signature), "{byte} at {place}");
+            }
+        }
+    }
+
+    #[test]
     fn a_text_that_is_no_key_is_refused_with_what_would_be_one_and_no_key_is_shown() {
         let of = |length: usize| format!("whsec_{}", BASE64.encode(vec![7; length]));
         assert!(Key::parse(&of(24)).is_ok() && Key::parse(&of(64)).is_ok());
