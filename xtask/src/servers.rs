@@ -4,8 +4,10 @@
 //! command, with its own data folder and port, beside whatever else the machine runs. What is the same for all is
 //! here; what only one of them knows is in its file, behind [`Server`].
 
+mod downloads;
 mod home;
 mod install;
+mod kafka;
 mod listing;
 mod mariadb;
 mod postgres;
@@ -31,7 +33,7 @@ pub(crate) use session::with_servers;
 pub(crate) type Urls = BTreeMap<String, String>;
 
 /// All that can be started. A new one is a file, and a line here.
-const ALL: [&dyn Server; 3] = [&postgres::Postgres, &mariadb::MariaDb, &redis::Redis];
+const ALL: [&dyn Server; 4] = [&postgres::Postgres, &mariadb::MariaDb, &redis::Redis, &kafka::Kafka];
 
 /// Below those that the kernel gives to clients: while a server is down, a client that tries again and again would
 /// sooner or later be given the server's own port, be connected to itself, and keep the server from coming back.

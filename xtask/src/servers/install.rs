@@ -22,13 +22,14 @@ struct Need {
 }
 
 /// What tests use beside the servers.
-const TOOLS: [Need; 3] = [
+const TOOLS: [Need; 4] = [
     Need {
         name: "psycopg",
         packages: &["python3-psycopg"],
         there: || Path::new("/usr/lib/python3/dist-packages/psycopg").is_dir(),
     },
     Need { name: "faketime", packages: &["faketime"], there: || find("faketime").is_some() },
+    Need { name: "kcat", packages: &["kcat"], there: || find("kcat").is_some() },
     Need { name: "pgbouncer", packages: &["pgbouncer"], there: || find("pgbouncer").is_some() },
 ];
 
