@@ -81,6 +81,8 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
         "embedded" => crate::embedded::Config::from_url(url, "broker.db").map(drop),
         #[cfg(feature = "http")]
         "http" | "https" => crate::http::Config::from_url(url).map(drop),
+        #[cfg(feature = "kafka")]
+        "kafka" | "kafkas" => crate::kafka::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
     }
 }
@@ -106,6 +108,14 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
         "http" | "https" => {
             let broker = Arc::new(crate::http::Broker::open(crate::http::Config::from_url(url)?)?);
             Ok(Connected { publisher: broker.clone(), subscriber: None, doctor: broker })
+        }
+        #[cfg(feature = "kafka")]
+        "kafka" | "kafkas" => {
+            let mut config = crate::kafka::Config::from_url(url)?;
+            if !url.contains("max_payload=") {
+                config.max_payload = config.max_payload.max(*max_payload);
+            }
+            Ok(Connected::both(crate::kafka::Broker::open(config)?))
         }
         _ => {
             let _ = (file, max_payload);

@@ -1,0 +1,233 @@
+//! One producer of librdkafka, and the calls that wait for its reports.
+//!
+//! A report comes for every message that was handed over, whatever happens: stored, refused, given up, or thrown away.
+//! Nothing is `Confirmed` by anything else.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::message::DeliveryResult;
+use rdkafka::producer::{BaseRecord, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::types::RDKafkaErrorCode as Code;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::client::{Aside, Ear, log};
+use super::config::{Config, millis};
+use super::error;
+
+/// How long a full queue is left alone before the next try.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// How long after a purge the reports of what was purged may take.
+const PURGED_WITHIN: Duration = Duration::from_secs(1);
+
+/// A record on its way to librdkafka.
+pub(super) type Record<'a> = BaseRecord<'a, [u8], [u8], Box<Ticket>>;
+
+/// Settings of a producer that keeps the promises of [`Guarantees`](crate::Guarantees); several of librdkafka's own defaults would not.
+fn settings(config: &Config, batch: usize) -> rdkafka::ClientConfig {
+    let mut client = config.client();
+    client.set("enable.idempotence", "true").set("acks", "all");
+    client.set("max.in.flight.requests.per.connection", "5");
+    // What follows a message that failed for good is not sent: see the rule on order.
+    client.set("enable.gapless.guarantee", "true");
+    // As the Java client: a key is in the same partition, whoever sends it.
+    client.set("partitioner", "murmur2_random");
+    // The call gives up first and throws the producer away: librdkafka alone would go on with the next message.
+    client.set("message.timeout.ms", millis(config.timeout * 2 + Duration::from_secs(30)));
+    client.set("request.timeout.ms", millis(config.timeout));
+    client.set("topic.metadata.propagation.max.ms", millis(config.timeout / 2));
+    client.set("linger.ms", millis(config.linger)).set("compression.type", &config.compression);
+    client.set("message.max.bytes", largest(config).to_string());
+    client.set("batch.size", batch.to_string()).set("batch.num.messages", "10000");
+    client
+}
+
+/// Bytes of the largest record that may be sent: payload, key and headers.
+pub(super) fn largest(config: &Config) -> usize {
+    (config.max_payload + (64 << 10)).max(1_000_000)
+}
+
+/// One producer. Once it failed it is of no use.
+pub(super) struct Line {
+    producer: Aside<ThreadedProducer<Reports>>,
+    /// Bytes of a batch at most.
+    pub(super) batch: usize,
+}
+
+impl Line {
+    pub(super) fn new(config: &Config, batch: usize) -> KafkaResult<Self> {
+        let producer = settings(config, batch).create_with_context(Reports::default())?;
+        Ok(Self { producer: Aside::new(producer), batch })
+    }
+
+    /// Hands a record over. While the queue is full, it waits for room.
+    pub(super) async fn hand_over(&self, mut record: Record<'_>, until: Instant) -> Result<(), Code> {
+        loop {
+            match self.producer.send(record) {
+                Ok(()) => return Ok(()),
+                Err((KafkaError::MessageProduction(Code::QueueFull), back)) if Instant::now() < until => {
+                    record = back;
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err((failed, _)) => return Err(error::code(&failed)),
+            }
+        }
+    }
+
+    /// Waits for the last report of `call`. Whatever is not settled by `until`, or when the producer fails, is thrown
+    /// away. Says whether the producer is still good.
+    pub(super) async fn finish(&self, call: &Call, until: Instant) -> bool {
+        let reports = self.producer.context();
+        let settled = tokio::select! {
+            () = call.finished() => true,
+            () = reports.failed() => false,
+            () = tokio::time::sleep_until(until) => false,
+        };
+        if settled && !reports.dead.load(Ordering::SeqCst) && self.producer.client().fatal_error().is_none() {
+            return true;
+        }
+        self.producer.purge(PurgeConfig::default().queue().inflight());
+        drop(tokio::time::timeout(PURGED_WITHIN, call.finished()).await);
+        false
+    }
+
+    /// What librdkafka complained of last.
+    pub(super) fn said(&self) -> String {
+        self.producer.context().ear.said()
+    }
+}
+
+/// Where the reports of a producer go.
+#[derive(Default)]
+struct Reports {
+    ear: Ear,
+    dead: AtomicBool,
+    died: Notify,
+}
+
+impl Reports {
+    async fn failed(&self) {
+        let died = self.died.notified();
+        tokio::pin!(died);
+        // Asked before looking, or a failure between the two would be missed.
+        died.as_mut().enable();
+        if !self.dead.load(Ordering::SeqCst) {
+            died.await;
+        }
+    }
+}
+
+impl ClientContext for Reports {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        log(level, facility, text);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.ear.hear(&error, reason);
+        if matches!(error, KafkaError::Global(Code::Fatal)) {
+            self.dead.store(true, Ordering::SeqCst);
+            self.died.notify_waiters();
+        }
+    }
+}
+
+impl ProducerContext for Reports {
+    type DeliveryOpaque = Box<Ticket>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
+        let report = match result {
+            Ok(_) => Ok(()),
+            Err((failed, _)) => Err(error::code(failed)),
+        };
+        ticket.call.settle(ticket.place, report);
+    }
+}
+
+/// Which message of which call a report is about.
+pub(super) struct Ticket {
+    call: Arc<Call>,
+    place: usize,
+}
+
+/// A report: stored, or why not.
+pub(super) type Report = Result<(), Code>;
+
+/// The reports that a call waits for.
+pub(super) struct Call {
+    reports: Mutex<Vec<Option<Report>>>,
+    open: AtomicUsize,
+    last: Notify,
+}
+
+impl Call {
+    pub(super) fn new(messages: usize) -> Arc<Self> {
+        let (reports, open) = (Mutex::new(vec![None; messages]), AtomicUsize::new(messages));
+        Arc::new(Self { reports, open, last: Notify::new() })
+    }
+
+    pub(super) fn ticket(self: &Arc<Self>, place: usize) -> Box<Ticket> {
+        Box::new(Ticket { call: Arc::clone(self), place })
+    }
+
+    pub(super) fn settle(&self, place: usize, report: Report) {
+        self.reports()[place] = Some(report);
+        if self.open.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.last.notify_one();
+        }
+    }
+
+    /// What was reported. What was not is perhaps stored.
+    pub(super) fn reported(&self) -> Vec<Report> {
+        self.reports().iter().map(|report| report.unwrap_or(Err(Code::PurgeInflight))).collect()
+    }
+
+    async fn finished(&self) {
+        while self.open.load(Ordering::SeqCst) > 0 {
+            self.last.notified().await;
+        }
+    }
+
+    fn reports(&self) -> MutexGuard<'_, Vec<Option<Report>>> {
+        self.reports.lock().expect("nobody panics while holding it")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_that_promises_rest_on_are_not_left_to_defaults() {
+        let settings = settings(&Config::new("127.0.0.1:9092"), 1_000_000);
+        let expected = [
+            ("enable.idempotence", "true"),
+            ("enable.gapless.guarantee", "true"),
+            ("acks", "all"),
+            ("max.in.flight.requests.per.connection", "5"),
+            ("partitioner", "murmur2_random"),
+            ("allow.auto.create.topics", "false"),
+            ("message.timeout.ms", "50000"),
+            ("request.timeout.ms", "10000"),
+        ];
+        for (name, value) in expected {
+            assert_eq!(settings.get(name), Some(value), "{name}");
+        }
+        settings.create_native_config().expect("librdkafka takes them");
+    }
+
+    #[tokio::test]
+    async fn a_call_is_finished_by_its_last_report_and_an_unreported_message_is_unconfirmed() {
+        let call = Call::new(2);
+        call.settle(1, Err(Code::PurgeQueue));
+        assert_eq!(call.reported(), [Err(Code::PurgeInflight), Err(Code::PurgeQueue)]);
+        call.settle(0, Ok(()));
+        call.finished().await;
+        assert_eq!(call.reported(), [Ok(()), Err(Code::PurgeQueue)]);
+    }
+}

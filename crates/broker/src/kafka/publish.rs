@@ -1,0 +1,301 @@
+//! Sending a batch: everything at once, a report for each message, and nothing after the call has ended.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
+use async_trait::async_trait;
+use message::{Invalid, check_topic};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::types::RDKafkaErrorCode as Code;
+use tokio::time::Instant;
+
+use super::producer::{Call, Line, Record, Report, largest};
+use super::topics::{Topic, Trouble};
+use super::{Broker, EVENT, Inner, error};
+use crate::envelope::{self, CONTENT_TYPE, Wire};
+use crate::{Guarantees, Outcome, Outgoing, Publisher};
+
+/// Messages of one call at most: a tenth of what librdkafka queues.
+const MAX_BATCH: usize = 10_000;
+
+/// How often what a failing producer took with it is sent again within a call.
+const ROUNDS: usize = 4;
+
+/// Bytes that Kafka adds to a record and to its batch, and to each header of it.
+const FRAME: usize = 128;
+const HEADER_FRAME: usize = 10;
+
+#[async_trait]
+impl Publisher for Broker {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            key_order: true,
+            ordered_batches: true,
+            groups: true,
+            fenced: true,
+            max_payload: Some(self.inner.config.max_payload),
+            max_batch: MAX_BATCH,
+            deduplication: None,
+            durability: "on all replicas in sync: with three copies and min.insync.replicas=2 it survives the loss of \
+                         a server; Kafka flushes to disk later",
+        }
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
+        let until = Instant::now() + self.inner.config.timeout;
+        let topics = self.inner.find_all(&batch, until).await;
+        let mut book = Book::new(&batch);
+        let mut ready = Vec::with_capacity(batch.len());
+        for (place, outgoing) in batch.iter().enumerate() {
+            if book.is_blocked(place) {
+                book.settle(place, Outcome::Held);
+                continue;
+            }
+            match self.inner.ready(outgoing, &topics[outgoing.message.topic.as_str()]) {
+                Ok(wire) => ready.push((place, wire)),
+                Err(outcome) => book.settle(place, outcome),
+            }
+        }
+        for round in 1..=ROUNDS {
+            ready.retain(|(place, _)| book.is_open(*place));
+            if ready.is_empty() {
+                break;
+            }
+            let sent = self.inner.send(&batch, &ready, until).await;
+            let last = round == ROUNDS || Instant::now() >= until;
+            self.inner.enter(&mut book, &ready, &sent, last);
+        }
+        book.close()
+    }
+}
+
+/// What a round of sending came to.
+struct Sent {
+    reports: Vec<Report>,
+    /// What librdkafka complained of.
+    said: String,
+}
+
+impl Inner {
+    fn topic(&self, name: &str) -> String {
+        format!("{}{name}", self.config.prefix)
+    }
+
+    /// Every topic of the batch, once.
+    async fn find_all<'a>(
+        &self,
+        batch: &'a [Outgoing],
+        until: Instant,
+    ) -> HashMap<&'a str, Result<Topic, Trouble>> {
+        let mut found = HashMap::new();
+        for Outgoing { message, .. } in batch {
+            if !found.contains_key(message.topic.as_str()) {
+                let name = self.topic(&message.topic);
+                let topic = match check_topic(&name) {
+                    Ok(()) => self.topics.find(&name, until).await,
+                    Err(invalid) => Err(Trouble { code: Code::InvalidTopic, text: invalid.to_string() }),
+                };
+                found.insert(message.topic.as_str(), topic);
+            }
+        }
+        found
+    }
+
+    /// Writes a message down, or says why it cannot be sent.
+    fn ready(&self, outgoing: &Outgoing, topic: &Result<Topic, Trouble>) -> Result<Wire, Outcome> {
+        let rejected = |error: String| Outcome::Rejected { error };
+        let message = &outgoing.message;
+        let (size, limit) = (message.payload.len(), self.config.max_payload);
+        if size > limit {
+            return Err(rejected(Invalid::PayloadTooLarge { size, limit }.to_string()));
+        }
+        let topic = topic.as_ref().map_err(|trouble| error::outcome(trouble.code, trouble.text.clone()))?;
+        let wire = envelope::wire(outgoing, EVENT);
+        let size = weight(&wire, message.key.as_deref());
+        let limit = topic.limit.min(largest(&self.config));
+        if size > limit {
+            let name = self.topic(&message.topic);
+            let text = format!(
+                "the message has {size} bytes with its headers, and the topic `{name}` takes {limit}"
+            );
+            return Err(rejected(format!("{text}: raise its max.message.bytes, or send a reference")));
+        }
+        if topic.compacted && message.key.is_none() {
+            let name = self.topic(&message.topic);
+            return Err(rejected(format!("the topic `{name}` is compacted: its messages must have a key")));
+        }
+        Ok(wire)
+    }
+
+    /// Sends what is ready and waits for the reports.
+    async fn send(&self, batch: &[Outgoing], ready: &[(usize, Wire)], until: Instant) -> Sent {
+        let line = match self.line() {
+            Ok(line) => line,
+            Err(said) => return Sent { reports: vec![Err(Code::QueueFull); ready.len()], said },
+        };
+        let call = Call::new(ready.len());
+        let mut failed = None;
+        for (number, (place, wire)) in ready.iter().enumerate() {
+            let message = &batch[*place].message;
+            // After one that could not be handed over, none is: it might be of the same key.
+            let handed = match failed {
+                Some(code) => Err(code),
+                None => {
+                    let topic = self.topic(&message.topic);
+                    let mut record =
+                        Record::with_opaque_to(&topic, call.ticket(number)).payload(&wire.payload[..]);
+                    if let Some(key) = &message.key {
+                        record = record.key(key.as_bytes());
+                    }
+                    line.hand_over(record.headers(headers(wire)), until).await
+                }
+            };
+            if let Err(code) = handed {
+                let of_line = error::of_the_producer(code) || code == Code::QueueFull;
+                failed = failed.or(of_line.then_some(Code::PurgeQueue));
+                call.settle(number, Err(if of_line { Code::PurgeQueue } else { code }));
+            }
+        }
+        let good = line.finish(&call, until).await;
+        let said = line.said();
+        if !good {
+            self.discard(&line);
+        }
+        Sent { reports: call.reported(), said }
+    }
+
+    /// The producer in use, or another where it failed or batches have to be smaller now.
+    fn line(&self) -> Result<Arc<Line>, String> {
+        let batch = self.topics.batch().min(1_000_000);
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = line.as_ref().filter(|line| line.batch <= batch) {
+            return Ok(Arc::clone(line));
+        }
+        let fresh = Arc::new(Line::new(&self.config, batch).map_err(|failed| error::text(&failed))?);
+        *line = Some(Arc::clone(&fresh));
+        Ok(fresh)
+    }
+
+    /// The next call gets another.
+    fn discard(&self, dead: &Arc<Line>) {
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        if line.as_ref().is_some_and(|line| Arc::ptr_eq(line, dead)) {
+            *line = None;
+        }
+    }
+
+    /// Enters the reports of a round. What failed only because the producer did stays open, unless this was the `last`.
+    fn enter(&self, book: &mut Book<'_>, ready: &[(usize, Wire)], sent: &Sent, last: bool) {
+        for ((place, _), report) in ready.iter().zip(&sent.reports) {
+            let topic = &book.batch[*place].message.topic;
+            match report {
+                Ok(()) => book.settle(*place, Outcome::Confirmed),
+                Err(code) if error::of_the_producer(*code) => {
+                    if book.is_blocked(*place) && error::certain(*code) {
+                        book.settle(*place, Outcome::Held);
+                    } else if last || book.is_blocked(*place) {
+                        let error =
+                            format!("Kafka did not answer within {:?}{}", self.config.timeout, sent.said);
+                        book.settle(*place, error::outcome(*code, error));
+                    }
+                }
+                Err(code) => {
+                    self.topics.forget(&self.topic(topic));
+                    let error = format!("topic `{topic}`: {code}");
+                    book.settle(*place, error::outcome(*code, error));
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of a message within a batch, or a few more.
+fn weight(wire: &Wire, key: Option<&str>) -> usize {
+    let fields = wire.fields.iter().map(|(name, value)| name.len() + value.len() + HEADER_FRAME);
+    let kind = CONTENT_TYPE.len() + wire.content_type.len() + HEADER_FRAME;
+    wire.payload.len() + key.map_or(0, str::len) + fields.sum::<usize>() + kind + FRAME
+}
+
+fn headers(wire: &Wire) -> OwnedHeaders {
+    let headers = OwnedHeaders::new_with_capacity(wire.fields.len() + 1);
+    let kind = Header { key: CONTENT_TYPE, value: Some(wire.content_type.as_bytes()) };
+    let fields = wire.fields.iter().map(|(name, value)| Header { key: name, value: Some(value.as_bytes()) });
+    std::iter::once(kind).chain(fields).fold(headers, OwnedHeaders::insert)
+}
+
+/// The outcomes of a call as they come in, and where each key stopped.
+struct Book<'a> {
+    batch: &'a [Outgoing],
+    outcomes: Vec<Option<Outcome>>,
+    stopped: HashMap<(&'a str, &'a str), usize>,
+}
+
+impl<'a> Book<'a> {
+    fn new(batch: &'a [Outgoing]) -> Self {
+        Self { batch, outcomes: vec![None; batch.len()], stopped: HashMap::new() }
+    }
+
+    fn lane(&self, place: usize) -> Option<(&'a str, &'a str)> {
+        let message = &self.batch[place].message;
+        Some((message.topic.as_str(), message.key.as_deref()?))
+    }
+
+    fn settle(&mut self, place: usize, outcome: Outcome) {
+        if outcome != Outcome::Confirmed
+            && let Some(lane) = self.lane(place)
+        {
+            let first = self.stopped.entry(lane).or_insert(place);
+            *first = place.min(*first);
+        }
+        self.outcomes[place] = Some(outcome);
+    }
+
+    fn is_open(&self, place: usize) -> bool {
+        self.outcomes[place].is_none()
+    }
+
+    /// Whether one before it, of its key, was not confirmed.
+    fn is_blocked(&self, place: usize) -> bool {
+        !self.stopped.is_empty()
+            && self
+                .lane(place)
+                .is_some_and(|lane| self.stopped.get(&lane).is_some_and(|first| *first < place))
+    }
+
+    fn close(self) -> Vec<Outcome> {
+        let unknown = || Outcome::Unconfirmed { error: "Kafka gave no report of it".to_owned() };
+        self.outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(unknown)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use message::Message;
+
+    use super::*;
+
+    fn outgoing(key: &str, seq: i64) -> Outgoing {
+        Outgoing::new(Message::new("orders", "1").key(key), seq)
+    }
+
+    #[test]
+    fn a_key_stops_after_its_first_failure_and_not_before_it() {
+        let batch = [outgoing("a", 0), outgoing("a", 1), outgoing("b", 2), outgoing("a", 3)];
+        let mut book = Book::new(&batch);
+        book.settle(1, Outcome::Rejected { error: "no".to_owned() });
+        let blocked: Vec<_> = (0..4).map(|place| book.is_blocked(place)).collect();
+        assert_eq!(blocked, [false, false, false, true]);
+        assert!(book.is_open(0));
+        let closed = book.close();
+        assert!(matches!(closed[0], Outcome::Unconfirmed { .. }), "nobody spoke of it: {closed:?}");
+    }
+
+    #[test]
+    fn a_message_weighs_no_less_than_kafka_says() {
+        let message = Message::new("orders", vec![0; 100]).key("k").header("a", "b");
+        let wire = envelope::wire(&Outgoing::new(message, 1), EVENT);
+        let bare: usize = wire.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
+        // A record of version 2: 61 bytes of batch, at most 5 for each of 7 numbers, 10 for the lengths of a header.
+        assert!(weight(&wire, Some("k")) >= 100 + 1 + bare + 61 + 35);
+    }
+}

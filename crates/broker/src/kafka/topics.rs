@@ -1,0 +1,201 @@
+//! Whether a topic is there, what it takes, and how it is made.
+//!
+//! A producer finds out that a topic does not exist only after it has waited for it; so it is looked up before the
+//! first message, and remembered.
+
+use std::collections::HashMap;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaErrorCode as Code;
+use tokio::time::Instant;
+
+use super::client::{Aside, Ear};
+use super::config::Config;
+use super::error;
+
+/// What Kafka allows a batch to have unless somebody changed it.
+const USUAL_LIMIT: usize = 1_048_588;
+
+/// What headers, the key and the batch around it may add to a payload.
+const AROUND: usize = 64 << 10;
+
+/// Between two looks at a topic that was just made.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What a publisher must know of a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Topic {
+    /// Bytes of a batch at most.
+    pub(super) limit: usize,
+    /// Only the last message of a key is kept, so each must have one.
+    pub(super) compacted: bool,
+}
+
+/// Why a topic cannot be used.
+#[derive(Clone, Debug)]
+pub(super) struct Trouble {
+    pub(super) code: Code,
+    pub(super) text: String,
+}
+
+/// All topics that were asked for.
+pub(super) struct Topics {
+    admin: Arc<Aside<AdminClient<Ear>>>,
+    known: RwLock<HashMap<String, Topic>>,
+    /// What a topic is made like; nothing where none is made.
+    made: Option<(i32, i32)>,
+    /// What a topic that is made must take.
+    limit: usize,
+}
+
+impl Topics {
+    pub(super) fn new(config: &Config) -> KafkaResult<Self> {
+        let admin = config.client().create_with_context(Ear::default())?;
+        let copies = config.replication.map_or(-1, i32::from);
+        Ok(Self {
+            admin: Arc::new(Aside::new(admin)),
+            known: RwLock::default(),
+            made: config.create.then_some((i32::from(config.partitions), copies)),
+            limit: config.max_payload + AROUND,
+        })
+    }
+
+    /// Looks a topic up, and makes it if it is missing and may be made.
+    pub(super) async fn find(&self, name: &str, until: Instant) -> Result<Topic, Trouble> {
+        if let Some(topic) = self.recall(name) {
+            return Ok(topic);
+        }
+        match (self.exists(name, until).await, self.made) {
+            (Ok(()), _) => {}
+            (Err(trouble), Some(shape)) if missing(trouble.code) => self.make(name, shape, until).await?,
+            (Err(trouble), _) => return Err(trouble),
+        }
+        let topic = self.describe(name, until).await;
+        let mut known = self.known.write().expect("nobody panics while holding the map");
+        known.insert(name.to_owned(), topic);
+        Ok(topic)
+    }
+
+    /// To be looked up again: it may be gone, or changed.
+    pub(super) fn forget(&self, name: &str) {
+        self.known.write().expect("nobody panics while holding the map").remove(name);
+    }
+
+    /// Bytes of a batch that every known topic takes.
+    pub(super) fn batch(&self) -> usize {
+        let known = self.known.read().expect("nobody panics while holding the map");
+        known.values().map(|topic| topic.limit).min().unwrap_or(USUAL_LIMIT)
+    }
+
+    pub(super) fn admin(&self) -> Arc<Aside<AdminClient<Ear>>> {
+        Arc::clone(&self.admin)
+    }
+
+    fn recall(&self, name: &str) -> Option<Topic> {
+        self.known.read().expect("nobody panics while holding the map").get(name).copied()
+    }
+
+    /// Whether all its partitions have somebody to write to.
+    async fn exists(&self, name: &str, until: Instant) -> Result<(), Trouble> {
+        let (admin, topic) = (self.admin(), name.to_owned());
+        let patience = rest(until);
+        // It waits for the network.
+        let looked = tokio::task::spawn_blocking(move || {
+            let metadata = admin.inner().fetch_metadata(Some(&topic), patience)?;
+            let failed = match metadata.topics().first() {
+                None => Some(Code::UnknownTopicOrPartition),
+                Some(topic) if topic.error().is_some() => topic.error().map(Code::from),
+                Some(topic) if topic.partitions().is_empty() => Some(Code::LeaderNotAvailable),
+                Some(_) => None,
+            };
+            failed.map_or(Ok(()), |code| Err(KafkaError::MetadataFetch(code)))
+        });
+        let looked = looked.await.unwrap_or(Err(KafkaError::Canceled));
+        looked.map_err(|failed| self.trouble(name, &failed))
+    }
+
+    async fn make(
+        &self,
+        name: &str,
+        (partitions, copies): (i32, i32),
+        until: Instant,
+    ) -> Result<(), Trouble> {
+        let limit = self.limit.to_string();
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(copies));
+        if self.limit > USUAL_LIMIT {
+            topic = topic.set("max.message.bytes", &limit);
+        }
+        let options = AdminOptions::new().request_timeout(Some(rest(until)));
+        let made = self.admin.create_topics([&topic], &options).await;
+        let failed = match made.map(|made| made.into_iter().next()) {
+            Ok(None | Some(Ok(_))) => None,
+            // Somebody was quicker.
+            Ok(Some(Err((_, Code::TopicAlreadyExists)))) => None,
+            Ok(Some(Err((_, code)))) => Some(KafkaError::AdminOp(code)),
+            Err(failed) => Some(failed),
+        };
+        if let Some(failed) = failed {
+            return Err(self.trouble(name, &failed));
+        }
+        tracing::info!(topic = name, partitions, "made a topic that was missing");
+        // It is there when every server has heard of it.
+        loop {
+            match self.exists(name, until).await {
+                Err(trouble) if missing(trouble.code) && Instant::now() < until => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                found => return found,
+            }
+        }
+    }
+
+    /// What it takes. Who may not ask is taken to have a topic as Kafka makes them.
+    async fn describe(&self, name: &str, until: Instant) -> Topic {
+        // Something must be left of the call for those who are not answered.
+        let options = AdminOptions::new().request_timeout(Some(rest(until) / 2));
+        let described = self.admin.describe_configs([&ResourceSpecifier::Topic(name)], &options).await;
+        let described = described.ok().and_then(|mut all| all.pop()?.ok());
+        let value = |setting: &str| described.as_ref()?.get(setting)?.value.as_deref();
+        Topic {
+            limit: value("max.message.bytes").and_then(|size| size.parse().ok()).unwrap_or(USUAL_LIMIT),
+            compacted: value("cleanup.policy").is_some_and(|policy| policy.contains("compact")),
+        }
+    }
+
+    fn trouble(&self, name: &str, failed: &KafkaError) -> Trouble {
+        let code = error::code(failed);
+        let text = match code {
+            code if missing(code) => {
+                let way = if self.made.is_some() {
+                    "it was made, and is not there yet"
+                } else {
+                    "make it, or say create=true"
+                };
+                format!("Kafka has no topic `{name}`: {way}")
+            }
+            Code::TopicAuthorizationFailed => format!("this user may not use the topic `{name}`"),
+            _ => format!("topic `{name}`: {}{}", error::text(failed), self.admin.inner().context().said()),
+        };
+        // An answer that did not come says nothing of the topic, and nothing was sent.
+        let code = match code {
+            Code::BrokerTransportFailure | Code::OperationTimedOut | Code::RequestTimedOut | Code::Fail => {
+                Code::AllBrokersDown
+            }
+            code => code,
+        };
+        Trouble { code, text }
+    }
+}
+
+/// Whether it is not there, or not yet.
+fn missing(code: Code) -> bool {
+    matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable)
+}
+
+/// What is left of a time limit; librdkafka takes nothing at all for "do not wait".
+fn rest(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}

@@ -1,0 +1,128 @@
+//! Faults that a real server does not have on request: librdkafka's own cluster of imitations, told to fail.
+
+use std::time::{Duration, Instant};
+
+use broker::kafka::{Broker, Config};
+use broker::{Outcome, Outgoing, Publisher};
+use message::Message;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::Message as _;
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+type Cluster = MockCluster<'static, DefaultProducerContext>;
+
+fn cluster(servers: i32, partitions: i32) -> Cluster {
+    let cluster = MockCluster::new(servers).expect("imitations can be started");
+    cluster.create_topic("orders", partitions, servers).expect("a topic can be made");
+    cluster
+}
+
+fn broker(cluster: &Cluster, timeout: Duration) -> Broker {
+    let config = Config { timeout, ..Config::new(cluster.bootstrap_servers()) };
+    Broker::open(config).expect("librdkafka can be used")
+}
+
+fn outgoing(key: String, seq: i64) -> Outgoing {
+    Outgoing::new(Message::new("orders", seq.to_string()).key(key), seq)
+}
+
+/// The numbers that are stored, partition by partition.
+fn stored(cluster: &Cluster, partitions: i32, count: usize) -> Vec<i64> {
+    let mut settings = ClientConfig::new();
+    settings.set("bootstrap.servers", cluster.bootstrap_servers()).set("group.id", "bare");
+    let consumer: BaseConsumer = settings.create().expect("a client can be made");
+    let mut all = TopicPartitionList::new();
+    for partition in 0..partitions {
+        all.add_partition_offset("orders", partition, Offset::Beginning).expect("it is a place");
+    }
+    consumer.assign(&all).expect("it can be read");
+    let (mut numbers, mut last) = (Vec::new(), Instant::now());
+    // Until all are there, and for a moment longer: there may be more than there should.
+    while last.elapsed() < Duration::from_secs(if numbers.len() < count { 20 } else { 1 }) {
+        let Some(Ok(record)) = consumer.poll(Duration::from_millis(100)) else { continue };
+        let text = std::str::from_utf8(record.payload().unwrap_or_default()).expect("a number");
+        numbers.push(text.parse().expect("a number"));
+        last = Instant::now();
+    }
+    numbers
+}
+
+#[tokio::test]
+async fn while_leaders_come_and_go_nothing_is_lost_doubled_or_overtaken() {
+    let cluster = cluster(3, 1);
+    let broker = broker(&cluster, Duration::from_secs(30));
+    for round in 0..20 {
+        let batch = (0..500).map(|n| outgoing("a".to_owned(), round * 500 + n)).collect();
+        let flaps = async {
+            for leader in [1, 2, 3, 2, 1] {
+                cluster.partition_leader("orders", 0, Some(leader)).expect("the leader can be changed");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let (outcomes, ()) = tokio::join!(broker.publish(batch), flaps);
+        super::confirmed(&outcomes);
+    }
+    assert_eq!(stored(&cluster, 1, 10_000), (0..10_000).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_batch_that_is_refused_takes_no_other_with_it_and_nothing_of_its_keys_follows() {
+    let cluster = cluster(1, 4);
+    let broker = broker(&cluster, Duration::from_secs(20));
+    super::confirmed(&broker.publish(vec![outgoing("warm".to_owned(), 0)]).await);
+    let refused = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_RECORD;
+    for round in 1..=20 {
+        cluster.request_errors(RDKafkaApiKey::Produce, &[refused]);
+        // Eight keys in four partitions, five messages of each.
+        let batch = (0..40).map(|n| outgoing(format!("key-{}", n % 8), round * 40 + n)).collect();
+        let outcomes = broker.publish(batch).await;
+        let refused = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Deferred { .. })).count();
+        let confirmed = outcomes.iter().filter(|outcome| **outcome == Outcome::Confirmed).count();
+        assert!((1..=20).contains(&refused) && confirmed >= 20, "{outcomes:?}");
+        for key in 0..8 {
+            let of_key: Vec<_> = outcomes.iter().skip(key).step_by(8).collect();
+            let stopped = of_key.iter().position(|outcome| **outcome != Outcome::Confirmed).unwrap_or(5);
+            let later = of_key[stopped..].iter().all(|outcome| **outcome != Outcome::Confirmed);
+            assert!(later, "one overtook another: {of_key:?}");
+        }
+        super::confirmed(&broker.publish(vec![outgoing("warm".to_owned(), 0)]).await);
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_answered_in_time_is_unconfirmed_and_the_next_call_goes_on() {
+    let cluster = cluster(1, 1);
+    let broker = broker(&cluster, Duration::from_secs(2));
+    super::confirmed(&broker.publish(vec![outgoing("a".to_owned(), 0)]).await);
+    for round in 1..=3 {
+        cluster.broker_round_trip_time(1, Duration::from_secs(30)).expect("it can be slowed");
+        let asked = Instant::now();
+        let outcomes = broker.publish(vec![outgoing("a".to_owned(), round)]).await;
+        assert!(matches!(outcomes[0], Outcome::Unconfirmed { .. }), "{outcomes:?}");
+        assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+        cluster.broker_round_trip_time(1, Duration::ZERO).expect("it can be quick again");
+        super::confirmed(&broker.publish(vec![outgoing("a".to_owned(), round)]).await);
+    }
+    let mut numbers = stored(&cluster, 1, 4);
+    numbers.dedup();
+    assert_eq!(numbers, [0, 1, 2, 3], "perhaps twice, and never out of order");
+}
+
+#[tokio::test]
+async fn a_producer_that_failed_for_good_is_replaced() {
+    let cluster = cluster(1, 1);
+    let broker = broker(&cluster, Duration::from_secs(20));
+    super::confirmed(&broker.publish(vec![outgoing("a".to_owned(), 0)]).await);
+    for round in 1..=50 {
+        let fatal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+        cluster.request_errors(RDKafkaApiKey::Produce, &[fatal]);
+        let begun = Instant::now();
+        while broker.publish(vec![outgoing("a".to_owned(), round)]).await != [Outcome::Confirmed] {
+            assert!(begun.elapsed() < Duration::from_secs(5), "it does not recover");
+        }
+        cluster.clear_request_errors(RDKafkaApiKey::Produce);
+    }
+}
