@@ -83,6 +83,8 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
         "http" | "https" => crate::http::Config::from_url(url).map(drop),
         #[cfg(feature = "kafka")]
         "kafka" | "kafkas" => crate::kafka::Config::from_url(url).map(drop),
+        #[cfg(feature = "rabbitmq")]
+        "amqp" | "amqps" => crate::rabbitmq::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
     }
 }
@@ -116,6 +118,10 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
                 config.max_payload = config.max_payload.max(*max_payload);
             }
             Ok(Connected::both(crate::kafka::Broker::open(config)?))
+        }
+        #[cfg(feature = "rabbitmq")]
+        "amqp" | "amqps" => {
+            Ok(Connected::both(crate::rabbitmq::Broker::open(crate::rabbitmq::Config::from_url(url)?)?))
         }
         _ => {
             let _ = (file, max_payload);
