@@ -85,6 +85,8 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
         "kafka" | "kafkas" => crate::kafka::Config::from_url(url).map(drop),
         #[cfg(feature = "rabbitmq")]
         "amqp" | "amqps" => crate::rabbitmq::Config::from_url(url).map(drop),
+        #[cfg(feature = "redis-streams")]
+        "redis" | "rediss" => crate::redis_streams::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
     }
 }
@@ -122,6 +124,14 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
         #[cfg(feature = "rabbitmq")]
         "amqp" | "amqps" => {
             Ok(Connected::both(crate::rabbitmq::Broker::open(crate::rabbitmq::Config::from_url(url)?)?))
+        }
+        #[cfg(feature = "redis-streams")]
+        "redis" | "rediss" => {
+            let mut config = crate::redis_streams::Config::from_url(url)?;
+            if !url.contains("max_payload=") {
+                config.max_payload = config.max_payload.max(*max_payload);
+            }
+            Ok(Connected::both(crate::redis_streams::Broker::open(config)?))
         }
         _ => {
             let _ = (file, max_payload);
