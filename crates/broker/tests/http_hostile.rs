@@ -206,7 +206,7 @@ fn hostile() -> Vec<(&'static str, Answer, &'static str)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn hostile_destinations_cost_a_limited_time_and_no_room_and_others_do_not_notice() {
     const MESSAGES: i64 = 25;
-    let limit = Duration::from_secs(2);
+    let limit = Duration::from_secs(4);
     let kinds = hostile();
     let mut servers = Vec::new();
     for (_, answer, _) in &kinds {
@@ -220,7 +220,7 @@ async fn hostile_destinations_cost_a_limited_time_and_no_room_and_others_do_not_
 
     let begun = Instant::now();
     let attacks = join_all(servers.iter().map(|server| {
-        let broker = open(&server.url("timeout=2s&concurrency=25"));
+        let broker = open(&server.url("timeout=4s&concurrency=25"));
         async move { broker.publish(batch(0..MESSAGES)).await }
     }));
     let attacks = tokio::spawn(attacks);
@@ -250,8 +250,8 @@ async fn hostile_destinations_cost_a_limited_time_and_no_room_and_others_do_not_
         }
     }
     // Each has its time, and the machine may be busy.
-    assert!(took < 10 * limit, "{took:?}");
-    assert!(slowest < 2 * limit, "the good one answered within {slowest:?}");
+    assert!(took < 5 * limit, "{took:?}");
+    assert!(slowest < limit, "the good one answered within {slowest:?}");
     assert!(grown < 256 << 20, "{} MiB more", grown >> 20);
 }
 
