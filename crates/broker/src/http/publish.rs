@@ -24,7 +24,8 @@ use crate::{Guarantees, Outcome, Outgoing, Publisher};
 const ANSWER: usize = 64 << 10;
 const READING: Duration = Duration::from_millis(500);
 
-/// Characters of an answer that people are shown.
+/// Bytes of an answer that are kept, and characters of it that people are shown.
+const KEPT: usize = 2 << 10;
 const SHOWN: usize = 200;
 
 /// Informational answers that may come before the real one.
@@ -157,8 +158,10 @@ impl Broker {
         if status.is_redirection() {
             error.push_str(", and redirects are not followed: put the final address into the URL");
         }
-        if !text.is_empty() && !self.inner.config.gives_away(&text) {
-            error = format!("{error}: {text}");
+        if !text.is_empty() {
+            // Cut only after that: half a secret is still a secret.
+            let shown: String = self.inner.config.redacted(&text).chars().take(SHOWN).collect();
+            error = format!("{error}: {shown}");
         }
         if status == StatusCode::GONE {
             error.push_str("; nothing more is sent there until the program is started again");
@@ -169,14 +172,14 @@ impl Broker {
     }
 }
 
-/// Reads an answer to its end, where that is near, and gives back what people may be shown of it.
+/// Reads an answer to its end, where that is near, and gives back how it begins.
 async fn beginning(mut body: Incoming, end: Instant) -> String {
-    let (mut shown, mut size) = (Vec::new(), 0);
+    let (mut kept, mut size) = (Vec::new(), 0);
     let read = async {
         while let Some(Ok(frame)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
             let Some(data) = frame.data_ref() else { continue };
             size += data.len();
-            shown.extend_from_slice(&data[..data.len().min(4 * SHOWN - shown.len().min(4 * SHOWN))]);
+            kept.extend(data.iter().take(KEPT.saturating_sub(kept.len())));
             if size > ANSWER {
                 break;
             }
@@ -184,7 +187,6 @@ async fn beginning(mut body: Incoming, end: Instant) -> String {
     };
     // What is not read by then is not waited for: the status was the answer.
     let _ = timeout_at(end, read).await;
-    let text = String::from_utf8_lossy(&shown);
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect();
+    let text = String::from_utf8_lossy(&kept).replace(char::is_control, " ");
     text.trim().to_owned()
 }

@@ -278,7 +278,8 @@ mod tests {
             let verified = verify_at(&keys, &both, BODY, TOLERANCE, at(now)).expect("one is known");
             assert_eq!(verified, Verified { id: MESSAGE.to_owned(), at: at(1_614_265_330) });
         }
-        let foreign = format!("v2,AAAA v1,AAAA junk {}", sign(&[old.clone()], MESSAGE, SENT, BODY));
+        let foreign =
+            format!("v2,AAAA v1,AAAA junk {}", sign(std::slice::from_ref(&old), MESSAGE, SENT, BODY));
         assert_eq!(refused(&[old], &headers(&foreign), BODY, now), None);
         assert_eq!(refused(&[new], &headers(&foreign), BODY, now), Some(Refusal::Signature));
     }
@@ -290,7 +291,7 @@ mod tests {
         let public = key(&format!("whpk_{}", BASE64.encode(inner.verifying_key())));
         let pair = key(&format!("whsk_{}", BASE64.encode(inner.to_keypair_bytes())));
         assert!(!public.can_sign() && private.can_sign());
-        assert_eq!(sign(&[public.clone()], MESSAGE, SENT, BODY), "");
+        assert_eq!(sign(std::slice::from_ref(&public), MESSAGE, SENT, BODY), "");
         let signed = headers(&sign(&[pair], MESSAGE, SENT, BODY));
         assert_eq!(refused(&[public], &signed, BODY, 1_614_265_330), None);
         assert_eq!(refused(&[key(SHARED)], &signed, BODY, 1_614_265_330), Some(Refusal::Signature));
