@@ -15,6 +15,7 @@ mod process;
 mod rabbitmq;
 mod redis;
 mod session;
+mod sqs;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -34,8 +35,8 @@ pub(crate) use session::with_servers;
 pub(crate) type Urls = BTreeMap<String, String>;
 
 /// All that can be started. A new one is a file, and a line here.
-const ALL: [&dyn Server; 5] =
-    [&postgres::Postgres, &mariadb::MariaDb, &redis::Redis, &kafka::Kafka, &rabbitmq::RabbitMq];
+const ALL: [&dyn Server; 6] =
+    [&postgres::Postgres, &mariadb::MariaDb, &redis::Redis, &kafka::Kafka, &rabbitmq::RabbitMq, &sqs::Sqs];
 
 /// Below those that the kernel gives to clients: while a server is down, a client that tries again and again would
 /// sooner or later be given the server's own port, be connected to itself, and keep the server from coming back.
