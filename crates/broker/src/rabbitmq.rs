@@ -3,7 +3,8 @@
 //! - Everything goes to one durable topic exchange ([`Config::exchange`]). The routing key is the topic and the partition
 //!   of the message's key: `orders.@3`. Who wants all of a topic binds `orders.*`.
 //! - A group has [`Config::partitions`] quorum queues for each topic, `postrider:billing:orders:3`, each with a single
-//!   active consumer. Members wait in line at all of them and divide them evenly: see `share`.
+//!   active consumer. Members wait in line at all of them and divide them evenly: see `share`. They sign on at one more,
+//!   `postrider:billing:orders:members`, which stays empty.
 //! - A message is confirmed when a majority of the replicas of every queue that it was routed to has it on disk. One that
 //!   was routed nowhere comes back and is `Misconfigured`, although RabbitMQ acknowledges it: see `confirm`.
 //!
@@ -79,6 +80,7 @@ impl Broker {
             for partition in 0..config.partitions {
                 layout::remove(&channel, layout::queue(config, group, topic, partition)?).await?;
             }
+            layout::remove(&channel, layout::roll(config, group, topic)?).await?;
         }
         drop(connection.close(200, "".into()).await);
         Ok(())

@@ -27,6 +27,12 @@ pub(super) fn queue(config: &Config, group: &str, topic: &str, partition: u16) -
     name(format!("{}:{group}:{topic}:{partition}", config.prefix))
 }
 
+/// Where the members of a group sign on for a topic, and nothing is ever sent: RabbitMQ tells how many consumers a queue
+/// has, but does not count those who wait in line.
+pub(super) fn roll(config: &Config, group: &str, topic: &str) -> Result<ShortString, Fault> {
+    name(format!("{}:{group}:{topic}:members", config.prefix))
+}
+
 /// Where a message of this partition is sent. No topic has an `@` in it, so no other topic can have this key; whoever
 /// wants all of a topic binds `topic.*`.
 pub(super) fn routing_key(topic: &str, partition: u16) -> Result<ShortString, Fault> {
@@ -64,7 +70,9 @@ pub(super) async fn queues(
             _ => Ok(()),
         }
     });
-    try_join_all(made).await.map(drop)
+    try_join_all(made).await?;
+    channel.queue_declare(roll(config, group, topic)?, QueueDeclareOptions::durable(), quorum()).await?;
+    Ok(())
 }
 
 /// Makes one queue. One that is there must be the same, or RabbitMQ refuses.

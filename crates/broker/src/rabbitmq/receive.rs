@@ -101,12 +101,15 @@ impl Member {
         let connection = Arc::new(link::connect(&config).await?);
         let channel = connection.create_channel().await?;
         layout::exchange(&channel, &config).await?;
-        let mut partitions = Vec::new();
+        let (mut partitions, mut rolls, mut signed) = (Vec::new(), Vec::new(), Vec::new());
         for topic in topics {
             if config.create {
                 layout::queues(&channel, &config, group, topic).await?;
             }
             let topic: Arc<str> = topic.as_str().into();
+            let roll = layout::roll(&config, group, &topic)?;
+            signed.push(stand(&connection, &config, roll.clone()).await);
+            rolls.push((Arc::clone(&topic), roll));
             for number in 0..config.partitions {
                 let queue = layout::queue(&config, group, &topic, number)?;
                 partitions.push(Partition::new(queue, Arc::clone(&topic)));
@@ -114,11 +117,13 @@ impl Member {
         }
         let lines = partitions.iter().map(|partition| stand(&connection, &config, partition.queue.clone()));
         let lines = try_join_all(lines).await?;
-        let heads = partitions.iter().step_by(usize::from(config.partitions));
-        let heads = heads.map(|head| (Arc::clone(&head.topic), head.queue.clone())).collect();
         let (told, members) = watch::channel(Census::default());
         let mut counting = JoinSet::new();
-        counting.spawn(share::count(channel, heads, told));
+        counting.spawn(async move {
+            share::count(channel, rolls, told).await;
+            // We are counted for as long as this is held; where there is no roll to sign, we have all that falls to us.
+            drop(signed);
+        });
         let mut member = Self {
             config,
             connection,

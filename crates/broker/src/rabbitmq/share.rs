@@ -1,9 +1,9 @@
 //! How the members of a group divide its queues, with nothing between them but the queues themselves.
 //!
 //! Every member waits in line at every queue, and RabbitMQ serves the first in line alone; when that one goes, the next
-//! has it at once. So the first member to come would have all. Therefore each looks how many wait in line, and who has
-//! more than its part goes to the end of some lines. Whoever comes next may have too much by it and does the same, until
-//! it falls to one who has room.
+//! has it at once. So the first member to come would have all. Therefore each signs a roll, a queue that nothing is sent
+//! to, and looks how many have; who has more than its part goes to the end of some lines. Whoever comes next may have too
+//! much by it and does the same, until it falls to one who has room.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,24 +15,23 @@ use tokio::sync::watch;
 
 use super::layout;
 
-/// Between two looks at the lines.
+/// Between two looks at the rolls.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The members that listen to each topic.
 pub(super) type Census = BTreeMap<Arc<str>, u32>;
 
-/// Counts the members by those who wait at one queue of each topic: all wait at all. Ends with the channel.
+/// Counts the members of each topic by its roll. Where there is none, nobody is asked to share. Ends with the channel.
 pub(super) async fn count(
     channel: Channel,
-    heads: Vec<(Arc<str>, ShortString)>,
+    rolls: Vec<(Arc<str>, ShortString)>,
     told: watch::Sender<Census>,
 ) {
     loop {
         let mut census = Census::new();
-        for (topic, queue) in &heads {
-            // A queue that is gone ends its consumers too: whoever receives is told by that.
-            let Ok(line) = layout::look(&channel, queue.clone()).await else { return };
-            census.insert(Arc::clone(topic), line.consumer_count());
+        for (topic, roll) in &rolls {
+            let Ok(signed) = layout::look(&channel, roll.clone()).await else { return };
+            census.insert(Arc::clone(topic), signed.consumer_count());
         }
         told.send_if_modified(|known| {
             let changed = *known != census;
