@@ -27,7 +27,7 @@ pub(crate) const CONTENT_TYPE: &str = "content-type";
 const OURS: &str = "postrider-";
 
 /// A header of the writer's that has a name of ours travels under this.
-const ESCAPED: &str = "postrider-header-";
+pub(crate) const ESCAPED: &str = "postrider-header-";
 
 /// The media type of an event in structured mode.
 const STRUCTURED: &str = "application/cloudevents+json";

@@ -87,6 +87,8 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
         "amqp" | "amqps" => crate::rabbitmq::Config::from_url(url).map(drop),
         #[cfg(feature = "redis-streams")]
         "redis" | "rediss" => crate::redis_streams::Config::from_url(url).map(drop),
+        #[cfg(feature = "nats")]
+        "nats" | "natss" => crate::nats::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
     }
 }
@@ -132,6 +134,10 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
                 config.max_payload = config.max_payload.max(*max_payload);
             }
             Ok(Connected::both(crate::redis_streams::Broker::open(config)?))
+        }
+        #[cfg(feature = "nats")]
+        "nats" | "natss" => {
+            Ok(Connected::both(crate::nats::Broker::open(crate::nats::Config::from_url(url)?)?))
         }
         _ => {
             let _ = (file, max_payload);
