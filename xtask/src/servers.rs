@@ -10,6 +10,7 @@ mod install;
 mod kafka;
 mod listing;
 mod mariadb;
+mod nats;
 mod postgres;
 mod process;
 mod rabbitmq;
@@ -35,8 +36,15 @@ pub(crate) use session::with_servers;
 pub(crate) type Urls = BTreeMap<String, String>;
 
 /// All that can be started. A new one is a file, and a line here.
-const ALL: [&dyn Server; 6] =
-    [&postgres::Postgres, &mariadb::MariaDb, &redis::Redis, &kafka::Kafka, &rabbitmq::RabbitMq, &sqs::Sqs];
+const ALL: [&dyn Server; 7] = [
+    &postgres::Postgres,
+    &mariadb::MariaDb,
+    &redis::Redis,
+    &kafka::Kafka,
+    &rabbitmq::RabbitMq,
+    &sqs::Sqs,
+    &nats::Nats,
+];
 
 /// Below those that the kernel gives to clients: while a server is down, a client that tries again and again would
 /// sooner or later be given the server's own port, be connected to itself, and keep the server from coming back.
