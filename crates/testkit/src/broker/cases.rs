@@ -54,12 +54,32 @@ async fn receive(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<
     deliveries
 }
 
+/// Receives until `count` have come and finishes them as they come: some brokers give no more of a key before what came
+/// of it is done.
+async fn drain(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    while deliveries.len() < count {
+        let more = tokio::time::timeout(PATIENCE, subscription.receive(count - deliveries.len())).await;
+        let more = more.unwrap_or_else(|_| panic!("{} of {count} came", deliveries.len()));
+        let more = more.expect("messages can be received");
+        subscription.acknowledge(&positions(&more)).await.expect("an acknowledgement is taken");
+        deliveries.extend(more);
+    }
+    deliveries
+}
+
 async fn nothing_comes(subscription: &mut Box<dyn Subscription>) -> bool {
     tokio::time::timeout(NOTICE, subscription.receive(10)).await.is_err()
 }
 
 fn positions(deliveries: &[Delivery]) -> Vec<Position> {
     deliveries.iter().map(|delivery| delivery.position).collect()
+}
+
+/// The deliveries of one key as they were numbered: without order in the broker they come in any.
+fn sorted(mut deliveries: Vec<Delivery>) -> Vec<Delivery> {
+    deliveries.sort_by_key(number);
+    deliveries
 }
 
 /// The numbers that came, sorted; a number that came twice is there twice.

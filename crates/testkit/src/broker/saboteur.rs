@@ -73,6 +73,8 @@ pub(super) struct Memory {
     subscribed: AtomicUsize,
     /// Messages were received.
     received: AtomicUsize,
+    /// What members copy from each other, and the number of the one that received it.
+    copies: Mutex<Vec<(usize, Delivery)>>,
 }
 
 impl Memory {
@@ -184,8 +186,8 @@ impl Subscriber for Saboteur {
         } else {
             HashSet::new()
         };
-        let first = self.memory.subscribed.fetch_add(1, Ordering::SeqCst) == 0;
-        let group = match !first && self.breaks(Sabotage::LetsOthersHaveIt) {
+        let number = self.memory.subscribed.fetch_add(1, Ordering::SeqCst);
+        let group = match number > 0 && self.breaks(Sabotage::LetsOthersHaveIt) {
             true => Uuid::new_v4().to_string(),
             false => group,
         };
@@ -195,6 +197,9 @@ impl Subscriber for Saboteur {
             sabotage: self.sabotage,
             memory: Arc::clone(&self.memory),
             missed,
+            number,
+            // Where all groups share one queue, another group is no way to get what others get.
+            copies: !self.broker.guarantees().groups,
         }))
     }
 }
@@ -206,11 +211,26 @@ struct Member {
     memory: Arc<Memory>,
     /// What a group that starts at the end does not get.
     missed: HashSet<MessageId>,
+    /// How many were there before it.
+    number: usize,
+    /// Whether it takes what others received.
+    copies: bool,
 }
 
 impl Member {
     fn breaks(&self, sabotage: Sabotage) -> bool {
         self.memory.breaks(self.sabotage, sabotage)
+    }
+
+    /// What other members received, if the rule to break is that nobody else gets it.
+    fn copied(&self) -> Vec<Delivery> {
+        let ours = matches!(self.sabotage, Sabotage::EachMemberItsOwnGroup | Sabotage::LetsOthersHaveIt);
+        if !ours || !self.copies {
+            return Vec::new();
+        }
+        let mut copies = lock(&self.memory.copies);
+        let taken = copies.extract_if(.., |(number, _)| *number != self.number);
+        taken.map(|(_, delivery)| delivery).collect()
     }
 
     fn gets(&self, delivery: &Delivery) -> bool {
@@ -222,6 +242,10 @@ impl Member {
 #[async_trait]
 impl Subscription for Member {
     async fn receive(&mut self, max: usize) -> Result<Vec<Delivery>, ReceiveError> {
+        let copied = self.copied();
+        if !copied.is_empty() {
+            return Ok(copied);
+        }
         loop {
             let mut deliveries = self.subscription.receive(max).await?;
             if self.breaks(Sabotage::LosesOnCancel) {
@@ -235,6 +259,10 @@ impl Subscription for Member {
             }
             if deliveries.is_empty() {
                 continue;
+            }
+            if self.copies {
+                let received = deliveries.iter().map(|delivery| (self.number, delivery.clone()));
+                lock(&self.memory.copies).extend(received);
             }
             if self.breaks(Sabotage::AcknowledgesOnReceipt) {
                 let positions: Vec<_> = deliveries.iter().map(|delivery| delivery.position).collect();

@@ -6,7 +6,7 @@ use broker::{Outcome, Outgoing};
 use chrono::DateTime;
 use message::Message;
 
-use super::{PAUSE, RETURN, nothing_comes, number, numbers, outgoing, publish, receive, subscribe};
+use super::{PAUSE, RETURN, drain, nothing_comes, number, numbers, outgoing, publish, receive, subscribe};
 use crate::broker::{Broker, World};
 
 /// One that no broker of the suite takes.
@@ -37,7 +37,7 @@ pub async fn what_was_confirmed_is_there_after_everybody_has_gone(world: World) 
     drop(broker);
     let broker = world.open().await;
     let mut subscription = subscribe(&broker, "billing").await;
-    assert_eq!(numbers(&receive(&mut subscription, 20).await), (0..20).collect::<Vec<_>>());
+    assert_eq!(numbers(&drain(&mut subscription, 20).await), (0..20).collect::<Vec<_>>());
 }
 
 /// Publisher 3: with `ordered_batches`, the order of a call is the order of its keys.
@@ -52,7 +52,7 @@ pub async fn messages_of_a_key_are_stored_in_the_order_given(world: World) {
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Confirmed), "{outcomes:?}");
     }
     let mut subscription = subscribe(&broker, "billing").await;
-    let deliveries = receive(&mut subscription, 30).await;
+    let deliveries = drain(&mut subscription, 30).await;
     super::assert_each_key_in_order(&deliveries);
     assert_eq!(numbers(&deliveries), (0..30).collect::<Vec<_>>());
 }
@@ -168,7 +168,7 @@ pub async fn a_publisher_goes_on_after_the_broker_was_restarted(world: World) {
         tokio::time::sleep(PAUSE).await;
     }
     let mut subscription = subscribe(&broker, "billing").await;
-    let deliveries = receive(&mut subscription, 21).await;
+    let deliveries = drain(&mut subscription, 21).await;
     let mut numbers = numbers(&deliveries);
     // One that was not confirmed may have been stored all the same.
     numbers.dedup();
