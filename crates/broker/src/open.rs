@@ -89,6 +89,8 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
         "redis" | "rediss" => crate::redis_streams::Config::from_url(url).map(drop),
         #[cfg(feature = "nats")]
         "nats" | "natss" => crate::nats::Config::from_url(url).map(drop),
+        #[cfg(feature = "sqs")]
+        "sqs" => crate::sqs::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
     }
 }
@@ -139,6 +141,8 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
         "nats" | "natss" => {
             Ok(Connected::both(crate::nats::Broker::open(crate::nats::Config::from_url(url)?)?))
         }
+        #[cfg(feature = "sqs")]
+        "sqs" => Ok(Connected::both(crate::sqs::Broker::open(crate::sqs::Config::from_url(url)?)?)),
         _ => {
             let _ = (file, max_payload);
             Err(unknown(url).into())

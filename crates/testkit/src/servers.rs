@@ -46,6 +46,10 @@ fn reached(address: &SocketAddr) -> bool {
 
 /// The host and port in a URL; without a port, the one that its scheme is known by.
 fn place(url: &str) -> Option<String> {
+    // Where the host of a URL is a region or a project, the server stands in a parameter.
+    if let Some((_, endpoint)) = url.split_once("endpoint=") {
+        return place(endpoint.split('&').next()?);
+    }
     let (scheme, rest) = url.split_once("://")?;
     // A password may hold any of these signs where somebody forgot to escape it: what is left is checked.
     let place = rest.split('?').next()?.rsplit('@').next()?.split('/').next()?;
@@ -200,6 +204,7 @@ mod tests {
             ("redis://127.0.0.1:6380", "127.0.0.1:6380"),
             ("rediss://:secret@[::1]/0", "[::1]:6379"),
             ("redis://[::1]:7000", "[::1]:7000"),
+            ("sqs://key:secret@eu-central-1?endpoint=http://127.0.0.1:9324&fifo=true", "127.0.0.1:9324"),
         ];
         for (url, expected) in cases {
             assert_eq!(place(url).as_deref(), Some(expected), "{url}");
