@@ -31,7 +31,7 @@ impl Kafka {
     }
 
     fn config(&self) -> Config {
-        let url = format!("{}?prefix={}&timeout=5s&partitions=4&max_payload=4KiB", self.url, self.prefix);
+        let url = format!("{}?prefix={}&timeout=12s&partitions=4&max_payload=4KiB", self.url, self.prefix);
         let config = Config::from_url(&url).expect("the URL is right");
         Config { session: SESSION, heartbeat: SESSION / 6, ..config }
     }
@@ -91,7 +91,7 @@ impl testkit::broker::Fixture for Kafka {
     }
 
     fn time_limit(&self) -> Duration {
-        Duration::from_secs(8)
+        Duration::from_secs(16)
     }
 
     fn patience(&self) -> Duration {

@@ -22,6 +22,9 @@ const USUAL_LIMIT: usize = 1_048_588;
 /// What headers, the key and the batch around it may add to a payload.
 const AROUND: usize = 64 << 10;
 
+/// How long a server may take to say what a topic takes.
+const DESCRIBED_WITHIN: Duration = Duration::from_secs(3);
+
 /// Between two looks at a topic that was just made.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -154,8 +157,10 @@ impl Topics {
 
     /// What it takes. Who may not ask is taken to have a topic as Kafka makes them.
     async fn describe(&self, name: &str, until: Instant) -> Topic {
-        // Something must be left of the call for those who are not answered.
-        let options = AdminOptions::new().request_timeout(Some(rest(until) / 2));
+        // Something must be left of the call for those who are not answered. A wrong guess mends itself: what is refused
+        // has its topic looked up again.
+        let patience = (rest(until) / 2).min(DESCRIBED_WITHIN);
+        let options = AdminOptions::new().request_timeout(Some(patience));
         let described = self.admin.describe_configs([&ResourceSpecifier::Topic(name)], &options).await;
         let described = described.ok().and_then(|mut all| all.pop()?.ok());
         let value = |setting: &str| described.as_ref()?.get(setting)?.value.as_deref();

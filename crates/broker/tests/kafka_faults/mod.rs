@@ -74,7 +74,7 @@ async fn a_batch_that_is_refused_takes_no_other_with_it_and_nothing_of_its_keys_
     let broker = broker(&cluster, Duration::from_secs(20));
     super::confirmed(&broker.publish(vec![outgoing("warm".to_owned(), 0)]).await);
     let refused = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_RECORD;
-    for round in 1..=20 {
+    for round in 1..=5 {
         cluster.request_errors(RDKafkaApiKey::Produce, &[refused]);
         // Eight keys in four partitions, five messages of each.
         let batch = (0..40).map(|n| outgoing(format!("key-{}", n % 8), round * 40 + n)).collect();
