@@ -155,7 +155,7 @@ async fn nothing_is_confirmed_and_nowhere_when_the_binding_goes_while_messages_f
             let batch: Vec<_> = (next..next + 500).map(outgoing).collect();
             for (seq, outcome) in (next..).zip(broker.publish(batch).await) {
                 match outcome {
-                    Outcome::Confirmed => drop(confirmed.insert(seq)),
+                    Outcome::Confirmed => assert!(confirmed.insert(seq)),
                     Outcome::Misconfigured { .. } => returned += 1,
                     other => panic!("{other:?}"),
                 }
@@ -278,7 +278,9 @@ async fn what_was_confirmed_is_there_after_a_crash_of_the_server() {
 async fn a_message_larger_than_the_servers_own_limit_is_rejected_alone() {
     let own = Own::start("rabbitmq");
     let names = Names::at(own.url());
-    Management::of(own.url()).ctl(&["eval", "persistent_term:put(max_message_size, 1000)."]);
+    let limit =
+        "application:set_env(rabbit, max_message_size, 1000), persistent_term:put(max_message_size, 1000).";
+    Management::of(own.url()).ctl(&["eval", limit]);
     let broker = names.open("groups=billing");
     let batch = || {
         let large = Outgoing::new(Message::new("orders", vec![b'x'; 1_001]).key("large"), 9);

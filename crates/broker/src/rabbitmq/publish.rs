@@ -4,7 +4,7 @@
 //! while it is short of memory or disk. What was sent by then is perhaps stored, what was not is not; the channel is
 //! given up, for nobody could tell its late confirmations from others.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -37,6 +37,9 @@ struct Letter<'a> {
     payload: Bytes,
     properties: BasicProperties,
 }
+
+/// What a call sends with, and the topics that cannot be sent to.
+type Ready = (Arc<Session>, Channel, HashMap<String, Fault>);
 
 #[async_trait]
 impl Publisher for Broker {
@@ -123,32 +126,27 @@ impl Broker {
         }
     }
 
-    /// The connection, a channel of it, and the topics that cannot be sent to.
-    async fn ready(
-        &self,
-        letters: &[Letter<'_>],
-    ) -> Result<(Arc<Session>, Channel, HashMap<String, Fault>), Fault> {
+    /// Connects if need be, and makes what the topics need.
+    async fn ready(&self, letters: &[Letter<'_>]) -> Result<Ready, Fault> {
         let session = self.inner.link.session().await?;
         if session.connection.status().blocked() {
             return Err(Fault::Away(
                 "RabbitMQ is short of memory or disk and takes nothing for now".to_owned(),
             ));
         }
-        let mut looked_at: HashMap<&str, Result<(), Fault>> = HashMap::new();
-        for letter in letters {
-            if !looked_at.contains_key(letter.topic) {
-                let prepared = session.prepare(&self.inner.config, letter.topic).await;
-                looked_at.insert(letter.topic, prepared);
+        let topics: BTreeSet<&str> = letters.iter().map(|letter| letter.topic).collect();
+        let mut refused = HashMap::new();
+        for topic in topics {
+            let named = |fault| match fault {
+                Fault::Refused(text) => Fault::Refused(format!("topic `{topic}`: {text}")),
+                Fault::Away(text) => Fault::Away(text),
+            };
+            if let Err(fault) = session.prepare(&self.inner.config, topic).await {
+                refused.insert(topic.to_owned(), named(fault));
             }
         }
-        let named = |topic: &str, fault: Fault| match fault {
-            Fault::Refused(text) => Fault::Refused(format!("topic `{topic}`: {text}")),
-            away => away,
-        };
-        let refused = looked_at.into_iter().filter_map(|(topic, prepared)| {
-            prepared.err().map(|fault| (topic.to_owned(), named(topic, fault)))
-        });
-        Ok((Arc::clone(&session), session.channel().await?, refused.collect()))
+        let channel = session.channel().await?;
+        Ok((session, channel, refused))
     }
 
     async fn send(

@@ -18,7 +18,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Acker, Channel, Connection, Consumer};
 use message::{check_group, check_topic};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::config::Config;
 use super::error::Fault;
@@ -47,6 +47,9 @@ impl Subscriber for Broker {
         Ok(Box::new(joining.await.map_err(late)??))
     }
 }
+
+/// A place in line at a queue.
+type Line = (Channel, Consumer);
 
 /// What came at one of the queues; nothing is the end of it.
 struct Arrival {
@@ -87,7 +90,7 @@ struct Member {
     arrivals: SelectAll<BoxStream<'static, Arrival>>,
     unfinished: Unfinished<Held>,
     /// Those who walk to the end of a line.
-    walking: JoinSet<(usize, Result<(Channel, Consumer), Fault>)>,
+    walking: JoinSet<(usize, Result<Line, Fault>)>,
     members: watch::Receiver<Census>,
     /// Counts the members; ends with us.
     _counting: JoinSet<()>,
@@ -143,7 +146,7 @@ impl Member {
     }
 
     /// We stand in line at a queue.
-    fn stands(&mut self, partition: usize, (channel, consumer): (Channel, Consumer)) {
+    fn stands(&mut self, partition: usize, (channel, consumer): Line) {
         let turn = self.partitions[partition].turn;
         self.partitions[partition].channel = Some(channel);
         let arrival = move |what| Arrival { partition, turn, what };
@@ -230,7 +233,7 @@ impl Member {
         }
     }
 
-    fn walked(&mut self, walk: Result<(usize, Result<(Channel, Consumer), Fault>), tokio::task::JoinError>) {
+    fn walked(&mut self, walk: Result<(usize, Result<Line, Fault>), JoinError>) {
         match walk {
             Ok((partition, Ok(line))) => self.stands(partition, line),
             Ok((_, Err(fault))) => self.broken = Some(fault.text().to_owned()),
@@ -331,11 +334,7 @@ impl Partition {
 }
 
 /// Goes to the end of the line at a queue.
-async fn stand(
-    connection: &Connection,
-    config: &Config,
-    queue: ShortString,
-) -> Result<(Channel, Consumer), Fault> {
+async fn stand(connection: &Connection, config: &Config, queue: ShortString) -> Result<Line, Fault> {
     let channel = connection.create_channel().await?;
     channel.basic_qos(config.prefetch, BasicQosOptions::default()).await?;
     let mut arguments = FieldTable::default();

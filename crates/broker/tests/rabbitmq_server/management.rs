@@ -19,13 +19,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The management of the server at `url`.
-pub struct Management {
+pub(crate) struct Management {
     port: u16,
 }
 
 impl Management {
     /// Of a server that `cargo xtask servers` started.
-    pub fn of(url: &str) -> Self {
+    pub(crate) fn of(url: &str) -> Self {
         let port = url.rsplit(':').next().and_then(|port| port.parse().ok());
         Self { port: port.expect("the URL ends with the port") }
     }
@@ -43,7 +43,7 @@ impl Management {
     }
 
     /// Runs rabbitmqctl for this server.
-    pub fn ctl(&self, arguments: &[&str]) {
+    pub(crate) fn ctl(&self, arguments: &[&str]) {
         let output = Command::new("sh").arg(self.folder().join("ctl")).args(arguments).output();
         let output = output.expect("sh can be run");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -51,7 +51,7 @@ impl Management {
     }
 
     /// Ends it as a crash does, with nothing put in order.
-    pub fn crash(&self) {
+    pub(crate) fn crash(&self) {
         let script = self.folder().join("ctl");
         // Whether it still answers before it is gone is nobody's concern.
         let asked =
@@ -73,7 +73,7 @@ impl Management {
     }
 
     /// The program that the management offers, ready to be run.
-    pub fn admin(&self) -> Admin {
+    pub(crate) fn admin(&self) -> Admin {
         let folder = tempfile::tempdir().expect("a folder can be made");
         std::fs::write(folder.path().join("rabbitmqadmin"), self.get("/cli/rabbitmqadmin")).expect("it fits");
         Admin { port: self.port, folder }
@@ -81,14 +81,14 @@ impl Management {
 }
 
 /// rabbitmqadmin.
-pub struct Admin {
+pub(crate) struct Admin {
     port: u16,
     folder: TempDir,
 }
 
 impl Admin {
     /// What it says.
-    pub fn run(&self, arguments: &[&str]) -> String {
+    pub(crate) fn run(&self, arguments: &[&str]) -> String {
         let output = Command::new("python3")
             .arg(self.folder.path().join("rabbitmqadmin"))
             .args(["--host", "127.0.0.2", "--port", &self.port.to_string(), "--format", "raw_json"])

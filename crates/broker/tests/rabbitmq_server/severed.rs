@@ -7,14 +7,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// Listens for clients and passes them on.
-pub struct Severed {
+pub(crate) struct Severed {
     address: SocketAddr,
     cut: watch::Sender<u32>,
 }
 
 impl Severed {
     /// One before the server at `place`.
-    pub async fn before(place: String) -> Self {
+    pub(crate) async fn before(place: String) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port is free");
         let address = listener.local_addr().expect("it listens");
         let (cut, cuts) = watch::channel(0);
@@ -27,12 +27,12 @@ impl Severed {
     }
 
     /// Where clients connect.
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         self.address.to_string()
     }
 
     /// Ends the server's side of all lines.
-    pub fn sever(&self) {
+    pub(crate) fn sever(&self) {
         self.cut.send_modify(|cuts| *cuts += 1);
     }
 }
