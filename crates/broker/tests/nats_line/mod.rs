@@ -19,14 +19,14 @@ struct State {
 }
 
 /// The line. Gone when dropped.
-pub struct Line {
+pub(crate) struct Line {
     state: Arc<watch::Sender<State>>,
     address: SocketAddr,
 }
 
 impl Line {
     /// A line to the server of a URL such as `nats://127.0.0.1:4222`.
-    pub async fn to(url: &str) -> Self {
+    pub(crate) async fn to(url: &str) -> Self {
         let server = url.trim_start_matches("nats://").to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it listens");
@@ -43,22 +43,22 @@ impl Line {
     }
 
     /// What a client connects to.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("nats://{}", self.address)
     }
 
     /// From now on what the server says is lost.
-    pub fn deafen(&self) {
+    pub(crate) fn deafen(&self) {
         self.state.send_modify(|state| state.deaf = true);
     }
 
     /// From now on what the client says is lost.
-    pub fn silence(&self) {
+    pub(crate) fn silence(&self) {
         self.state.send_modify(|state| state.mute = true);
     }
 
     /// Cuts every connection; new ones are carried faithfully.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.state.send_modify(|state| *state = State { deaf: false, mute: false, cuts: state.cuts + 1 });
     }
 }
