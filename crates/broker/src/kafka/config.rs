@@ -166,6 +166,8 @@ impl Config {
         client.set("reconnect.backoff.ms", "50").set("reconnect.backoff.max.ms", "1000");
         client.set("socket.connection.setup.timeout.ms", millis(self.timeout.max(Duration::from_secs(1))));
         client.set("socket.keepalive.enable", "true");
+        // A small request must not wait until the one before it is acknowledged.
+        client.set("socket.nagle.disable", "true");
         self.security.set(&mut client);
         client
     }
