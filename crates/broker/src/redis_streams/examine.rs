@@ -44,7 +44,8 @@ impl Broker {
         let server = Server::from_info(&info);
         let mut found = Vec::new();
         found.push(version(&server, &self.inner.config.place()));
-        found.push(durability(&server, self.setting("appendfsync").await.as_deref()));
+        let fsync = self.setting("appendfsync").await;
+        found.push(durability(&server, fsync.as_deref(), self.inner.config.accept_loss));
         found.push(memory(&server));
         found.push(self.replicas(&server, self.setting("min-replicas-to-write").await.as_deref()));
         found.extend(self.limits(plan));
@@ -235,9 +236,16 @@ fn version(server: &Server, place: &str) -> Finding {
     Finding::good(about, format!("version {major}.{minor}{cluster}"))
 }
 
-fn durability(server: &Server, fsync: Option<&str>) -> Finding {
+fn durability(server: &Server, fsync: Option<&str>, accepted: bool) -> Finding {
     let about = "durability";
     if let Some(loss) = server.losses().into_iter().next() {
+        if accepted {
+            return Finding::doubtful(
+                about,
+                loss,
+                "remove `accept_loss=true` from the URL when that is done",
+            );
+        }
         return Finding::broken(about, loss, "or accept that with `accept_loss=true` in the URL");
     }
     if server.aof_broken {

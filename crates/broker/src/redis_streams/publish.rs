@@ -201,7 +201,7 @@ impl Inner {
             match self.run(&sorted, &topics, end).await {
                 Ok(Appended::Moved) => self.forget_topics(topics.keys()),
                 Ok(Appended::Done(errors)) => {
-                    for (place, one) in sorted.iter().flat_map(|(_, ready)| ready).enumerate() {
+                    for (place, one) in sorted.values().flatten().enumerate() {
                         match errors.get(&place) {
                             None => results.confirm(one.number),
                             Some(error) => results.fail(one.number, failed(error, &self.config.place())),
