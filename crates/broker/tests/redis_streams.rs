@@ -420,6 +420,27 @@ async fn a_broker_may_be_opened_before_its_server() {
     assert_eq!(receive(&mut subscription, 1).await.len(), 1);
 }
 
+/// Whatever is wiped is made again by whoever comes next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_wiped_is_used_again() {
+    let redis = Redis::alone();
+    let broker = redis.open(|_| {});
+    assert!(confirmed(&broker.publish(batch(4, 0, 10)).await));
+    let mut member = subscribe(&broker, "billing").await;
+    receive(&mut member, 10).await;
+    redis.command(&["FLUSHALL"]).await;
+    assert!(confirmed(&broker.publish(batch(4, 10, 10)).await));
+    let mut came = BTreeSet::new();
+    while came.len() < 10 {
+        match tokio::time::timeout(PATIENCE, member.receive(10)).await.expect("messages or an error") {
+            Ok(deliveries) => came.extend(deliveries.iter().map(number)),
+            Err(broker::ReceiveError::Unreachable(_)) => member = subscribe(&broker, "billing").await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(came, (10..20).collect());
+}
+
 /// What the streams of a prefix hold is read in the order of the streams.
 fn numbers_of(entries: &StreamRangeReply) -> Vec<(String, i64)> {
     let text = |entry: &redis::streams::StreamId, name: &str| entry.get::<String>(name).unwrap_or_default();
