@@ -204,7 +204,7 @@ fn look(connection: &Connection, filter: &Filter, page: Page) -> Result<Vec<i64>
         Ok(found)
     };
     if let Some(group) = &filter.unacknowledged_by {
-        return seqs("unacknowledged WHERE grp = ?3", Some(group));
+        return seqs("outbox_unacknowledged WHERE grp = ?3", Some(group));
     }
     if filter.statuses == [Status::Dead] {
         return seqs("outbox_events INDEXED BY outbox_dead WHERE status = 'dead'", None);
