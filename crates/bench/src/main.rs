@@ -7,8 +7,12 @@
 mod append;
 mod arrow;
 mod bare;
+#[cfg(feature = "brokers")]
+mod memory;
 mod nobody;
 mod postgres;
+#[cfg(feature = "brokers")]
+mod publish;
 mod pull;
 
 use std::time::Duration;
@@ -71,6 +75,13 @@ enum Scenario {
         #[arg(long, default_value_t = 600)]
         seconds: u64,
     },
+    #[cfg(feature = "brokers")]
+    /// A relay that takes from memory and publishes into a broker, beside a bare client.
+    Publish {
+        /// The broker: `cargo xtask servers up kafka rabbitmq nats redis` prints it.
+        #[arg(long)]
+        broker: String,
+    },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
     Doorbell {
         /// The server.
@@ -107,6 +118,10 @@ async fn main() -> Result<()> {
         Scenario::History { server, old } => postgres::history(&server, size, pairs, old).await,
         Scenario::Snapshot { server, rate, seconds } => {
             postgres::snapshot(&server, rate, Duration::from_secs(seconds)).await
+        }
+        #[cfg(feature = "brokers")]
+        Scenario::Publish { broker } => {
+            compare(size, pairs, async || publish::run(&broker, size).await).await
         }
         Scenario::Doorbell { server, seconds } => {
             postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await

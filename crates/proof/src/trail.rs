@@ -9,18 +9,15 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
-use message::MessageId;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use store::{
-    Acknowledged, Amend, Append, Appended, Arrival, Attempt, AuditEntry, Beat, Beaten, Claim, ClaimOrder,
-    Counts, Edit, Error, Filter, Handled, Hold, Inbox, InboxCounts, InboxRules, Inspect, Instance, LaneView,
-    Lanes, Lease, NewMessage, Page, Paged, Parked, Processed, Receipt, Record, Reservation, Retention, Seq,
-    Settlement, Store, Turn, Turned, Verdict, Work,
+    Beat, Beaten, Claim, ClaimOrder, Error, Instance, LaneView, Lanes, Lease, Seq, Settlement, Store, Turn,
+    Verdict,
 };
 use uuid::Uuid;
 
@@ -213,54 +210,8 @@ impl Claim for Witness {
     }
 }
 
-/// The witness has nothing to say about the rest.
-macro_rules! pass_on {
-    ($role:ident { $(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)* }) => {
-        #[async_trait]
-        impl $role for Witness {
-            $(async fn $name(&self, $($argument: $type),*) -> Result<$answer, Error> {
-                self.store.$name($($argument),*).await
-            })*
-        }
-    };
-}
-
-pass_on!(Append {
-    fn append(messages: Vec<NewMessage>) -> Vec<Result<Appended, Turned>>;
-});
-
-pass_on!(Inbox {
-    fn check(work: &Work) -> ();
-    fn process(group: &str, arrivals: Vec<Arrival>, work: &Work, rules: &InboxRules) -> Vec<Receipt>;
-    fn reserve(group: &str, arrivals: Vec<Arrival>, lease: Duration, rules: &InboxRules) -> Vec<Reservation>;
-    fn conclude(group: &str, conclusions: Vec<(Arrival, Uuid, Handled)>, rules: &InboxRules) -> Vec<Receipt>;
-    fn due(group: &str, limit: usize) -> Vec<Arrival>;
-    fn processed(group: &str, page: Page) -> Paged<Processed>;
-    fn parked(group: &str, page: Page) -> Paged<Parked>;
-    fn unpark(group: &str, id: MessageId, actor: &str) -> ();
-    fn drop_parked(group: &str, id: MessageId, actor: &str) -> ();
-    fn inbox_counts(group: &str) -> InboxCounts;
-    fn forget_ids(group: &str, keep: Duration) -> u64;
-});
-
-pass_on!(Inspect {
-    fn record(id: MessageId) -> Option<Record>;
-    fn list(filter: &Filter, page: Page) -> Paged<Record>;
-    fn attempts(id: MessageId) -> Vec<Attempt>;
-    fn identity() -> String;
-    fn counts() -> Counts;
-    fn holds(limit: usize) -> Vec<Hold>;
-    fn audit(page: Page) -> Paged<AuditEntry>;
-});
-
-pass_on!(Amend {
-    fn requeue(id: MessageId, actor: &str) -> ();
-    fn edit(id: MessageId, edit: &Edit, actor: &str) -> ();
-    fn discard(id: MessageId, actor: &str) -> ();
-    fn delete(id: MessageId, actor: &str) -> ();
-    fn acknowledge(done: Vec<(MessageId, String)>) -> Vec<Acknowledged>;
-    fn clean(retention: &Retention) -> u64;
-});
+// The witness has nothing to say about the rest.
+testkit::pass_on!(Witness);
 
 #[cfg(test)]
 mod tests {

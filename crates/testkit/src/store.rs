@@ -5,6 +5,7 @@
 
 pub mod cases;
 pub mod model;
+mod pass_on;
 mod relay;
 mod saboteur;
 

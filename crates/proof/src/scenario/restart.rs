@@ -33,7 +33,7 @@ pub struct Restart {
 }
 
 /// The servers that can be asked for.
-pub const BROKERS: [&str; 6] = ["kafka", "rabbitmq", "nats", "redis", "sqs", "pubsub"];
+pub const BROKERS: [&str; 5] = ["kafka", "rabbitmq", "nats", "redis", "sqs"];
 
 impl Restart {
     /// The server of this broker, and the parameters that its URL needs here.
@@ -41,7 +41,7 @@ impl Restart {
         let name = BROKERS.into_iter().find(|name| *name == self.broker).context("no such broker")?;
         let parameters = match name {
             // Groups are declared before the first message: what nobody has asked for, some brokers do not keep.
-            "rabbitmq" | "pubsub" => "prefix=proof&groups=proof",
+            "rabbitmq" => "prefix=proof&groups=proof",
             "sqs" => "prefix=proof&fifo=true",
             _ => "prefix=proof",
         };

@@ -187,10 +187,6 @@ impl Subscriber for Saboteur {
             HashSet::new()
         };
         let number = self.memory.subscribed.fetch_add(1, Ordering::SeqCst);
-        let group = match number > 0 && self.breaks(Sabotage::LetsOthersHaveIt) {
-            true => Uuid::new_v4().to_string(),
-            false => group,
-        };
         let subscription = self.broker.subscribe(&group, topics).await?;
         Ok(Box::new(Member {
             subscription,
@@ -198,8 +194,8 @@ impl Subscriber for Saboteur {
             memory: Arc::clone(&self.memory),
             missed,
             number,
-            // Where all groups share one queue, another group is no way to get what others get.
-            copies: !self.broker.guarantees().groups,
+            // Another group is no way to get what others got, where all groups share one queue or a new one starts empty.
+            copies: !self.broker.guarantees().groups || self.sabotage == Sabotage::LetsOthersHaveIt,
         }))
     }
 }
@@ -230,7 +226,11 @@ impl Member {
         }
         let mut copies = lock(&self.memory.copies);
         let taken = copies.extract_if(.., |(number, _)| *number != self.number);
-        taken.map(|(_, delivery)| delivery).collect()
+        let taken: Vec<Delivery> = taken.map(|(_, delivery)| delivery).collect();
+        if !taken.is_empty() {
+            self.breaks(self.sabotage);
+        }
+        taken
     }
 
     fn gets(&self, delivery: &Delivery) -> bool {
