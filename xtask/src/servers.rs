@@ -35,15 +35,18 @@ pub(crate) use session::with_servers;
 /// Names and URLs, in the order of the names.
 pub(crate) type Urls = BTreeMap<String, String>;
 
+/// How many of [`ALL`], from the first, are stores.
+const STORES: usize = 3;
+
 /// All that can be started. A new one is a file, and a line here.
 const ALL: [&dyn Server; 7] = [
     &postgres::Postgres,
     &mariadb::MariaDb,
     &redis::Redis,
-    &kafka::Kafka,
-    &rabbitmq::RabbitMq,
-    &sqs::Sqs,
     &nats::Nats,
+    &rabbitmq::RabbitMq,
+    &kafka::Kafka,
+    &sqs::Sqs,
 ];
 
 /// Below those that the kernel gives to clients: while a server is down, a client that tries again and again would

@@ -77,7 +77,8 @@ pub enum Outcome {
         /// Why, for people.
         error: String,
     },
-    /// Not tried, because an earlier message of its topic and key was not confirmed.
+    /// Not tried: an earlier message of its topic and key was not confirmed, or the time of the call was over before its
+    /// turn came.
     Held,
 }
 

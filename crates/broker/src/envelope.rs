@@ -151,14 +151,14 @@ pub(crate) fn read(arrived: Arrived<'_>, prefix: &str, position: Position) -> De
             message.headers.insert(name, value);
         }
     }
-    if parts.content_type.as_deref().is_some_and(|kind| kind.starts_with(STRUCTURED)) {
-        if let Ok(mut whole) = serde_json::from_slice::<Map<String, Value>>(&message.payload) {
-            if let Some(data) = data(&message.payload, &mut whole) {
-                message.payload = data;
-            }
-            parts.content_type = text(&mut whole, "datacontenttype");
-            event = whole;
+    if parts.content_type.as_deref().is_some_and(|kind| kind.starts_with(STRUCTURED))
+        && let Ok(mut whole) = serde_json::from_slice::<Map<String, Value>>(&message.payload)
+    {
+        if let Some(data) = data(&message.payload, &mut whole) {
+            message.payload = data;
         }
+        parts.content_type = text(&mut whole, "datacontenttype");
+        event = whole;
     }
     if event.contains_key("specversion") {
         parts.attributes(&mut event);

@@ -23,7 +23,6 @@ impl Connected {
         feature = "embedded",
         feature = "kafka",
         feature = "nats",
-        feature = "pubsub",
         feature = "rabbitmq",
         feature = "redis-streams",
         feature = "sqs"
@@ -55,7 +54,7 @@ pub enum Unopened {
 }
 
 /// Every scheme, and the feature that it needs.
-const SCHEMES: [(&str, &str); 13] = [
+const SCHEMES: [(&str, &str); 12] = [
     ("embedded", "embedded"),
     ("kafka", "kafka"),
     ("kafkas", "kafka"),
@@ -64,7 +63,6 @@ const SCHEMES: [(&str, &str); 13] = [
     ("nats", "nats"),
     ("natss", "nats"),
     ("sqs", "sqs"),
-    ("pubsub", "pubsub"),
     ("redis", "redis-streams"),
     ("rediss", "redis-streams"),
     ("http", "http"),
@@ -79,18 +77,18 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
     match scheme(url) {
         #[cfg(feature = "embedded")]
         "embedded" => crate::embedded::Config::from_url(url, "broker.db").map(drop),
-        #[cfg(feature = "http")]
-        "http" | "https" => crate::http::Config::from_url(url).map(drop),
-        #[cfg(feature = "kafka")]
-        "kafka" | "kafkas" => crate::kafka::Config::from_url(url).map(drop),
-        #[cfg(feature = "rabbitmq")]
-        "amqp" | "amqps" => crate::rabbitmq::Config::from_url(url).map(drop),
         #[cfg(feature = "redis-streams")]
         "redis" | "rediss" => crate::redis_streams::Config::from_url(url).map(drop),
-        #[cfg(feature = "nats")]
-        "nats" | "natss" => crate::nats::Config::from_url(url).map(drop),
         #[cfg(feature = "sqs")]
         "sqs" => crate::sqs::Config::from_url(url).map(drop),
+        #[cfg(feature = "rabbitmq")]
+        "amqp" | "amqps" => crate::rabbitmq::Config::from_url(url).map(drop),
+        #[cfg(feature = "kafka")]
+        "kafka" | "kafkas" => crate::kafka::Config::from_url(url).map(drop),
+        #[cfg(feature = "nats")]
+        "nats" | "natss" => crate::nats::Config::from_url(url).map(drop),
+        #[cfg(feature = "http")]
+        "http" | "https" => crate::http::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
     }
 }
@@ -112,10 +110,19 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
             let opened = crate::embedded::Broker::open(config);
             Ok(Connected::both(opened.map_err(|error| Unopened::Broken(error.to_string()))?))
         }
-        #[cfg(feature = "http")]
-        "http" | "https" => {
-            let broker = Arc::new(crate::http::Broker::open(crate::http::Config::from_url(url)?)?);
-            Ok(Connected { publisher: broker.clone(), subscriber: None, doctor: broker })
+        #[cfg(feature = "redis-streams")]
+        "redis" | "rediss" => {
+            let mut config = crate::redis_streams::Config::from_url(url)?;
+            if !url.contains("max_payload=") {
+                config.max_payload = config.max_payload.max(*max_payload);
+            }
+            Ok(Connected::both(crate::redis_streams::Broker::open(config)?))
+        }
+        #[cfg(feature = "sqs")]
+        "sqs" => Ok(Connected::both(crate::sqs::Broker::open(crate::sqs::Config::from_url(url)?)?)),
+        #[cfg(feature = "rabbitmq")]
+        "amqp" | "amqps" => {
+            Ok(Connected::both(crate::rabbitmq::Broker::open(crate::rabbitmq::Config::from_url(url)?)?))
         }
         #[cfg(feature = "kafka")]
         "kafka" | "kafkas" => {
@@ -125,24 +132,15 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
             }
             Ok(Connected::both(crate::kafka::Broker::open(config)?))
         }
-        #[cfg(feature = "rabbitmq")]
-        "amqp" | "amqps" => {
-            Ok(Connected::both(crate::rabbitmq::Broker::open(crate::rabbitmq::Config::from_url(url)?)?))
-        }
-        #[cfg(feature = "redis-streams")]
-        "redis" | "rediss" => {
-            let mut config = crate::redis_streams::Config::from_url(url)?;
-            if !url.contains("max_payload=") {
-                config.max_payload = config.max_payload.max(*max_payload);
-            }
-            Ok(Connected::both(crate::redis_streams::Broker::open(config)?))
-        }
         #[cfg(feature = "nats")]
         "nats" | "natss" => {
             Ok(Connected::both(crate::nats::Broker::open(crate::nats::Config::from_url(url)?)?))
         }
-        #[cfg(feature = "sqs")]
-        "sqs" => Ok(Connected::both(crate::sqs::Broker::open(crate::sqs::Config::from_url(url)?)?)),
+        #[cfg(feature = "http")]
+        "http" | "https" => {
+            let broker = Arc::new(crate::http::Broker::open(crate::http::Config::from_url(url)?)?);
+            Ok(Connected { publisher: broker.clone(), subscriber: None, doctor: broker })
+        }
         _ => {
             let _ = (file, max_payload);
             Err(unknown(url).into())

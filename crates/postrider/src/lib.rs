@@ -12,7 +12,7 @@
 //! - [`Message`] is what flows. [`sqlite::append`] writes one with rusqlite, and `sqlite::sqlx::append` (feature
 //!   `sqlx`) inside a transaction of your sqlx pool; plain `INSERT INTO outbox_events (topic, payload)` does too.
 //! - [`Relay`] takes messages from a [`SqliteStore`] and publishes them by [`Route`]s to a [`Publisher`], such as the
-//!   [`embedded`] broker.
+//!   [`embedded`] broker or one of [`broker`].
 //! - [`Consumer`] feeds a [`Group`] from a [`Subscriber`]. Its [`Handler`] is a closure, SQL, a URL or a program; with
 //!   the feature `sqlx`, a `Transactional` closure does its work in one transaction with the mark that says so.
 //!
@@ -31,6 +31,8 @@ pub use message::{Message, MessageId, OnDead, Order, RetryPolicy, Semantics, Sta
 pub use relay::{Relay, Route, Settings};
 pub use store::{Append, Arrival, Handled, InboxRules, NewMessage, Store};
 
+/// Every broker of this build: [`broker::open`] gives one for a URL.
+pub use broker;
 #[cfg(feature = "embedded")]
 pub use broker::embedded;
 #[cfg(feature = "sqlx")]

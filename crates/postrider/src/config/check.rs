@@ -134,10 +134,9 @@ impl Checker<'_> {
         self.retry(&section, &route.retry);
         let reason = match route.semantics {
             Semantics::AtLeastOnce | Semantics::EffectivelyOnce => None,
-            Semantics::ExactlyOnce => Some((
-                "this version sends in no broker's transaction",
-                Semantics::EffectivelyOnce,
-            )),
+            Semantics::ExactlyOnce => {
+                Some(("this version sends in no broker's transaction", Semantics::EffectivelyOnce))
+            }
             Semantics::AtMostOnce => Some((
                 "this program settles a message only after the broker has confirmed it",
                 Semantics::AtLeastOnce,

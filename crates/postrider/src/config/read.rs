@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use inbox::CommandHandler;
 use broker::Format;
+use inbox::CommandHandler;
 use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern, check_group, check_topic};
 
 use super::section::{Complaints, Found, Section, nearest};
