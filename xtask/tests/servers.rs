@@ -91,16 +91,17 @@ fn kill(signal: &str, pid: &str) {
 }
 
 #[test]
-fn all_servers_start_are_found_again_stop_and_come_back_with_their_data() {
+fn servers_start_are_found_again_stop_and_come_back_with_their_data() {
     let machine = Machine::new();
-    let urls = machine.up(&[]);
+    let stores = ["postgres", "mariadb", "redis"];
+    let urls = machine.up(&stores);
     assert_eq!(urls.keys().collect::<Vec<_>>(), ["mariadb", "postgres", "redis"]);
     assert!(urls.values().all(|url| answers(url)), "{urls:?}");
     assert_eq!(machine.listing(), urls, "the tests are told the same");
     assert_eq!(redis(&urls["redis"], &["SET", "kept", "yes"]), "OK");
 
     let pids = ["mariadb", "postgres", "redis"].map(|name| machine.pid(name));
-    assert_eq!(machine.up(&[]), urls, "found, not started again");
+    assert_eq!(machine.up(&stores), urls, "found, not started again");
     assert_eq!(["mariadb", "postgres", "redis"].map(|name| machine.pid(name)), pids);
 
     assert!(pids.iter().all(|pid| runs(pid)));
@@ -108,7 +109,7 @@ fn all_servers_start_are_found_again_stop_and_come_back_with_their_data() {
     assert!(!pids.iter().any(|pid| runs(pid)), "all have stopped");
     assert!(machine.listing().is_empty());
 
-    let urls = machine.up(&[]);
+    let urls = machine.up(&stores);
     assert_eq!(redis(&urls["redis"], &["GET", "kept"]), "yes");
 }
 
