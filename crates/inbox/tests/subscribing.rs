@@ -29,8 +29,8 @@ struct Member {
 #[async_trait]
 impl Subscriber for Unreliable {
     async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Subscription>, ReceiveError> {
-        self.seen.lock().unwrap().push("joined");
         let subscription = self.broker.subscribe(group, topics).await?;
+        self.seen.lock().unwrap().push("joined");
         Ok(Box::new(Member { subscription, broker: self.clone() }))
     }
 }
