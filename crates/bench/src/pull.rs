@@ -90,5 +90,5 @@ impl Puller {
 }
 
 fn rule(_: &str) -> TopicRule {
-    TopicRule { take: usize::MAX, hold_failed: true, hold_dead: true }
+    TopicRule { channel: 0, take: usize::MAX, hold_failed: true, hold_dead: true }
 }

@@ -158,7 +158,7 @@ async fn a_producers_store_elsewhere_is_told_after_the_mark_until_it_answers_and
 
 /// A message that nobody has taken cannot have reached a consumer: it must be in a relay's hands first.
 async fn claim_all(world: &World) {
-    let rule = Arc::new(|_: &str| TopicRule { take: 10, hold_failed: true, hold_dead: true });
+    let rule = Arc::new(|_: &str| TopicRule { channel: 0, take: 10, hold_failed: true, hold_dead: true });
     let instance = Instance { id: Uuid::now_v7(), name: "test".to_owned() };
     let lease = Duration::from_secs(30);
     let beat = Beat { instance, lease, held: Vec::new(), take: true, rule: rule.clone() };

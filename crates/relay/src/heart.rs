@@ -105,6 +105,7 @@ fn rule(shared: Arc<Shared>) -> Arc<dyn Fn(&str) -> TopicRule + Send + Sync> {
     Arc::new(move |topic| {
         let route = shared.routes.of(topic).map(|way| &way.route);
         TopicRule {
+            channel: 0,
             take: 0,
             hold_failed: route.is_some_and(Route::holds_failed),
             hold_dead: route.is_some_and(Route::holds_dead),

@@ -2,18 +2,21 @@
 //!
 //! ```text
 //!   heartbeat (own thread)      trains (a few tasks, each with its share of the lanes)
-//!   renews leases, takes free   ┌─► turn: settle the last batches, claim the next ─► publish ─┐
-//!   lanes, gives up surplus     └──────────────────────────────────────────────────────────────┘
+//!   renews leases, takes free   ┌─► turn: settle what is back, claim the next ─┬─► deliver to broker A ─┐
+//!   lanes, gives up surplus     │                                              ├─► deliver to broker B ─┤
+//!                               └──────────────────────────────────────────────┴────────────────────────┘
 //! ```
 //!
-//! While one train waits for the broker, another settles and claims: that is the pipeline. A lane belongs to
-//! one train and has one open batch at most, so messages of a key can never overtake each other.
+//! While one train waits for the brokers, another settles and claims: that is the pipeline. A lane belongs to one
+//! train, and a topic of a lane is in one open batch at most, so messages of a key can never overtake each other. Each
+//! broker has deliveries of its own: one that hangs holds up nobody else's messages.
 //!
 //! A relay that lost a lane can write nothing for it: the store refuses. Before each publish it also asks its
 //! own monotonic clock whether the lease still stands, counted from before the renewal was asked.
 
 mod breaker;
 pub mod claims;
+mod deliver;
 mod heart;
 mod leases;
 mod locks;
@@ -48,9 +51,9 @@ pub type Groups = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 pub struct Settings {
     /// How long a lane is leased. A relay that dies is replaced after this.
     pub lease: Duration,
-    /// Messages claimed in one turn of a train.
+    /// Messages claimed in one turn of a train. So many may be on the way to each broker.
     pub batch: usize,
-    /// Bytes claimed in one turn of a train.
+    /// Bytes claimed in one turn of a train. So many may be on the way to each broker.
     pub bytes: usize,
     /// The longest time between two looks at an idle store.
     pub poll: Duration,

@@ -13,7 +13,7 @@ pub struct Route {
     pub name: String,
     /// The topics it takes. Of several routes that fit, the most specific pattern wins.
     pub topics: Vec<TopicPattern>,
-    /// The name of its broker: routes that share it share its breaker.
+    /// The name of its broker: routes that share it share its breaker, and wait for it together.
     pub broker: String,
     /// Where to.
     pub publisher: Arc<dyn Publisher>,
@@ -69,16 +69,34 @@ impl Route {
 pub(crate) struct Way {
     pub(crate) route: Route,
     pub(crate) guarantees: Guarantees,
+    /// The number of its broker: what goes to one waits for no other.
+    pub(crate) channel: usize,
 }
 
 /// All routes of a relay.
 #[derive(Debug)]
-pub(crate) struct Routes(Vec<Arc<Way>>);
+pub(crate) struct Routes {
+    ways: Vec<Arc<Way>>,
+    channels: usize,
+}
 
 impl Routes {
     pub(crate) fn new(routes: Vec<Route>) -> Self {
-        let way = |route: Route| Arc::new(Way { guarantees: route.publisher.guarantees(), route });
-        Self(routes.into_iter().map(way).collect())
+        let mut brokers: Vec<String> = Vec::new();
+        let mut ways = Vec::with_capacity(routes.len());
+        for route in routes {
+            let channel = brokers.iter().position(|broker| *broker == route.broker).unwrap_or_else(|| {
+                brokers.push(route.broker.clone());
+                brokers.len() - 1
+            });
+            ways.push(Arc::new(Way { guarantees: route.publisher.guarantees(), route, channel }));
+        }
+        Self { ways, channels: brokers.len().max(1) }
+    }
+
+    /// How many brokers there are. Topics that no route takes go with the first.
+    pub(crate) fn channels(&self) -> usize {
+        self.channels
     }
 
     /// The route that takes `topic`.
@@ -88,6 +106,6 @@ impl Routes {
             fits.map(TopicPattern::specificity).max()
         };
         // The first of equals: the order of the configuration.
-        self.0.iter().rev().filter(|way| fit(way).is_some()).max_by_key(fit)
+        self.ways.iter().rev().filter(|way| fit(way).is_some()).max_by_key(fit)
     }
 }

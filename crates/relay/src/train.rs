@@ -1,25 +1,31 @@
-//! A train: settles its last batches, claims the next, publishes them, and again.
+//! A train: settles the batches that came back, claims the next, sends them off, and again.
+//!
+//! What goes to one broker is a delivery of its own. The train does not wait for all of them: each turn with the store
+//! settles those that are back and claims for the brokers that have none on the way. So a broker that hangs keeps its
+//! own messages waiting and nobody else's, and an idle relay looks at the store once for all of its brokers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::Outcome;
 use futures::FutureExt;
-use futures::future::join_all;
-use store::{Batch, ClaimOrder, Lease, Settlement, TopicRule, Turn, Verdict};
+use store::{Batch, BatchId, ClaimOrder, Settlement, TopicRule, Turn};
 use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::breaker::{Destination, Gates};
+use crate::deliver::Delivery;
 use crate::leases::Complainant;
 use crate::locks::Locks;
-use crate::publish::{Load, Outcomes, loads};
-use crate::verdict::{Circumstances, judge};
+use crate::publish::Outcomes;
 use crate::{Route, Shared};
 
 /// The first wait of a train that found nothing; doubled each time, up to the poll interval.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
+
+/// While something is on its way, the bell of a busy destination makes the train look for the others so often at most.
+const NEXT_LOOK: Duration = Duration::from_millis(2);
 
 /// The wait before a train that panicked starts again.
 const PANICKED: Duration = Duration::from_secs(1);
@@ -59,32 +65,58 @@ struct Train {
     wake: watch::Receiver<u64>,
     stopping: watch::Receiver<bool>,
     idle: Duration,
+    looked: Instant,
     locks: Option<Locks>,
+    /// What is on its way: by channel, the lanes it is from.
+    away: HashMap<usize, Vec<u16>>,
+    deliveries: JoinSet<Arrived>,
+}
+
+/// A delivery that is back.
+struct Arrived {
+    channel: usize,
+    settlements: Vec<Settlement>,
 }
 
 impl Train {
     fn new(number: usize, shared: Arc<Shared>) -> Self {
         let (wake, stopping) = (shared.wake.subscribe(), shared.stopping.subscribe());
         let locks = shared.settings.claims.clone().map(Locks::new);
-        Self { number, shared, wake, stopping, idle: FIRST_WAIT, locks }
+        Self {
+            number,
+            shared,
+            wake,
+            stopping,
+            idle: FIRST_WAIT,
+            looked: Instant::now(),
+            locks,
+            away: HashMap::new(),
+            deliveries: JoinSet::new(),
+        }
     }
 
     async fn run(mut self) {
         let mut settlements = Vec::new();
         loop {
             self.wake.borrow_and_update();
-            let turn = self.turn(&mut settlements).await;
-            self.give_back(&turn).await;
-            self.leave(&turn.batches).await;
-            if !turn.batches.is_empty() {
+            self.looked = Instant::now();
+            let Turn { fenced, batches, more, next_due } = self.turn(&mut settlements).await;
+            self.give_back(&fenced, batches.is_empty()).await;
+            if !batches.is_empty() {
                 fail::fail_point!("relay::claimed");
                 self.idle = FIRST_WAIT;
-                settlements = self.publish(turn.batches).await;
-                fail::fail_point!("relay::published");
-            } else if *self.stopping.borrow() {
+                self.depart(batches).await;
+            }
+            self.leave().await;
+            if self.away.is_empty() && *self.stopping.borrow() {
                 return;
-            } else if !turn.more {
-                self.wait(turn.next_due).await;
+            }
+            settlements = self.back();
+            if settlements.is_empty() && !(more && self.has_room()) {
+                settlements = self.wait(next_due).await;
+            }
+            if !settlements.is_empty() {
+                fail::fail_point!("relay::published");
             }
         }
     }
@@ -132,19 +164,29 @@ impl Train {
         }
     }
 
+    /// Whether anything may be claimed: some broker has nothing on the way.
+    fn has_room(&self) -> bool {
+        self.away.len() < self.shared.routes.channels() && !*self.stopping.borrow()
+    }
+
     fn order(&self, gates: Gates) -> ClaimOrder {
         let shared = self.shared.clone();
+        let away: HashSet<usize> = self.away.keys().copied().collect();
         ClaimOrder {
             leases: self.shared.leases.usable(self.mine()),
             limit: self.shared.settings.batch,
             bytes: self.shared.settings.bytes,
             rule: Arc::new(move |topic| {
-                let route = shared.routes.of(topic).map(|way| &way.route);
+                let way = shared.routes.of(topic);
+                let channel = way.map_or(0, |way| way.channel);
+                let route = way.map(|way| &way.route);
                 let broker =
                     route.map_or(usize::MAX, |route| gates.limit(&Destination::Broker(route.broker.clone())));
                 let topic_limit = gates.limit(&Destination::Topic(topic.to_owned()));
+                let limit = broker.min(topic_limit).min(gates.limit(&Destination::Claims));
                 TopicRule {
-                    take: broker.min(topic_limit).min(gates.limit(&Destination::Claims)),
+                    channel,
+                    take: if away.contains(&channel) { 0 } else { limit },
                     hold_failed: route.is_some_and(Route::holds_failed),
                     hold_dead: route.is_some_and(Route::holds_dead),
                 }
@@ -153,8 +195,8 @@ impl Train {
     }
 
     /// Gives back the lanes that others should have, once nothing of ours is in flight on them.
-    async fn leave(&self, batches: &[Batch]) {
-        let busy = |lane| batches.iter().any(|batch| batch.lease.lane == lane);
+    async fn leave(&self) {
+        let busy = |lane| self.away.values().any(|lanes| lanes.contains(&lane));
         let leases = self.shared.leases.leave(self.mine(), busy);
         if leases.is_empty() {
             return;
@@ -167,163 +209,83 @@ impl Train {
     }
 
     /// Gives back the claims on what is settled; with the next batch, if there is one.
-    async fn give_back(&mut self, turn: &Turn) {
+    async fn give_back(&mut self, fenced: &[BatchId], now: bool) {
         let Some(locks) = &mut self.locks else { return };
-        locks.settled(&turn.fenced);
-        if turn.batches.is_empty() {
+        locks.settled(fenced);
+        if now {
             locks.give_back(&self.shared.breakers).await;
         }
     }
 
-    async fn wait(&mut self, next_due: Option<Duration>) {
-        let mut wait = self.idle.min(self.shared.settings.poll);
-        for sooner in [next_due, self.shared.breakers.next_probe(Instant::now())].into_iter().flatten() {
-            wait = wait.min(sooner.max(FIRST_WAIT));
+    /// Sends batches off, those of each channel by themselves.
+    async fn depart(&mut self, batches: Vec<Batch>) {
+        let mut channels: BTreeMap<usize, Vec<Batch>> = BTreeMap::new();
+        for batch in batches {
+            channels.entry(batch.channel).or_default().push(batch);
         }
-        tokio::select! {
-            () = tokio::time::sleep(wait) => self.idle = (self.idle * 2).min(self.shared.settings.poll),
-            _ = self.wake.changed() => self.idle = FIRST_WAIT,
-            _ = self.stopping.changed() => {}
+        for (channel, batches) in channels {
+            let mut outcomes = Outcomes::new(&batches);
+            if let Some(locks) = &mut self.locks {
+                locks.take(&batches, &self.shared.routes, &self.shared.breakers, &mut outcomes).await;
+            }
+            self.away.insert(channel, batches.iter().map(|batch| batch.lease.lane).collect());
+            let delivery = Delivery::new(self.shared.clone(), batches, outcomes);
+            self.deliveries.spawn(async move { Arrived { channel, settlements: delivery.run().await } });
         }
     }
 
-    /// Publishes the batches whose lease stands and says what is to be written of each message.
-    async fn publish(&mut self, batches: Vec<Batch>) -> Vec<Settlement> {
-        let mut outcomes = Outcomes::new(&batches);
-        if let Some(locks) = &mut self.locks {
-            locks.take(&batches, &self.shared.routes, &self.shared.breakers, &mut outcomes).await;
+    /// What is back by now, to be settled.
+    fn back(&mut self) -> Vec<Settlement> {
+        let mut settlements = Vec::new();
+        while let Some(arrived) = self.deliveries.try_join_next() {
+            settlements.extend(self.arrived(arrived));
         }
-        let route = |topic: &str| self.shared.routes.of(topic).cloned();
-        let loads = loads(&batches, route, &mut outcomes);
-        let alive = self.send(loads, &batches, &mut outcomes).await;
-        let settlements = self.judge(&batches, &mut outcomes, &alive);
+        settlements
+    }
+
+    fn arrived(&mut self, arrived: Result<Arrived, JoinError>) -> Vec<Settlement> {
+        let Arrived { channel, settlements } = match arrived {
+            Ok(arrived) => arrived,
+            // The train falls over with it, and its lanes are given up.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The runtime ends.
+            Err(_) => return Vec::new(),
+        };
+        self.away.remove(&channel);
         if let Some(locks) = &mut self.locks {
             locks.judged(&settlements);
         }
         settlements
     }
 
-    /// Until when all leases of these batches certainly stand, if they do.
-    fn lease_of(&self, batches: &[Batch]) -> Option<Instant> {
-        batches.iter().map(|batch| self.shared.leases.until(&batch.lease)).min().flatten()
-    }
-
-    /// Sends all loads side by side and tells the breakers. Answers the brokers that confirmed anything.
-    async fn send(&self, loads: Vec<Load>, batches: &[Batch], outcomes: &mut Outcomes) -> HashSet<String> {
-        let mut alive = HashSet::new();
-        let sending = loads.into_iter().map(|load| async {
-            let broker = load.way.route.broker.clone();
-            (broker, load.publish(batches, || self.lease_of(batches)).await)
-        });
-        for (broker, done) in join_all(sending).await {
-            if done.iter().any(|(_, outcome)| *outcome == Outcome::Confirmed) {
-                self.shared.breakers.succeeded(&Destination::Broker(broker.clone()));
-                alive.insert(broker);
-            }
-            for (place, outcome) in done {
-                outcomes.set(place, outcome);
-            }
+    /// Waits until something is back or may be there to claim. Answers what is to be settled.
+    async fn wait(&mut self, next_due: Option<Duration>) -> Vec<Settlement> {
+        let mut wait = self.idle.min(self.shared.settings.poll);
+        for sooner in [next_due, self.shared.breakers.next_probe(Instant::now())].into_iter().flatten() {
+            wait = wait.min(sooner.max(FIRST_WAIT));
         }
-        alive
-    }
-
-    fn judge(&self, batches: &[Batch], outcomes: &mut Outcomes, alive: &HashSet<String>) -> Vec<Settlement> {
-        let mut failures = Failures::default();
-        let settlements = batches
-            .iter()
-            .enumerate()
-            .map(|(b, batch)| {
-                let verdicts = batch.messages.iter().enumerate().map(|(m, claimed)| {
-                    let topic = &claimed.message.topic;
-                    let route = self.shared.routes.of(topic).map(|way| &way.route);
-                    let alive = route.is_some_and(|route| alive.contains(&route.broker));
-                    let outcome = outcomes.take((b, m));
-                    let kind = failures.kind(&outcome, topic, route, alive);
-                    let confirmed = outcome == Outcome::Confirmed;
-                    let circumstances = Circumstances {
-                        route,
-                        alive,
-                        condemned: self.shared.breakers.condemned(topic, Instant::now()),
-                        groups: if confirmed { (self.shared.settings.groups)(topic) } else { Vec::new() },
-                    };
-                    let verdict = judge(claimed, outcome, circumstances);
-                    if let Some(destination) = kind {
-                        failures.note(destination, &verdict);
-                    } else if confirmed {
-                        failures.fine.insert(topic.clone());
-                    }
-                    log(claimed, &verdict);
-                    (claimed.seq, verdict)
-                });
-                let lease: Lease = batch.lease;
-                Settlement { batch: batch.id, lease, verdicts: verdicts.collect() }
-            })
-            .collect();
-        self.tell(failures);
+        let room = self.has_room();
+        let quiet = if self.away.is_empty() { self.looked } else { self.looked + NEXT_LOOK };
+        let back = tokio::select! {
+            Some(arrived) = self.deliveries.join_next() => Some(arrived),
+            () = tokio::time::sleep(wait), if room => {
+                self.idle = (self.idle * 2).min(self.shared.settings.poll);
+                None
+            }
+            () = rung(&mut self.wake, quiet), if room => {
+                self.idle = FIRST_WAIT;
+                None
+            }
+            _ = self.stopping.changed() => None,
+        };
+        let mut settlements = back.map(|arrived| self.arrived(arrived)).unwrap_or_default();
+        settlements.extend(self.back());
         settlements
     }
-
-    fn tell(&self, failures: Failures) {
-        let now = Instant::now();
-        for topic in failures.fine {
-            self.shared.breakers.succeeded(&Destination::Topic(topic));
-        }
-        for (destination, (error, expired)) in failures.down {
-            self.shared.breakers.failed(&destination, &error, expired, now);
-        }
-    }
 }
 
-/// What a turn learned about destinations.
-#[derive(Default)]
-struct Failures {
-    /// Destinations that are down, why, and whether a message had waited too long for them.
-    down: HashMap<Destination, (String, bool)>,
-    /// Topics that took something.
-    fine: HashSet<String>,
-}
-
-impl Failures {
-    /// The destination that this outcome speaks against, if it does.
-    fn kind(
-        &self,
-        outcome: &Outcome,
-        topic: &str,
-        route: Option<&Route>,
-        alive: bool,
-    ) -> Option<Destination> {
-        match outcome {
-            Outcome::Misconfigured { .. } => Some(Destination::Topic(topic.to_owned())),
-            Outcome::Unreachable { .. } | Outcome::Unconfirmed { .. } => route
-                .filter(|route| !alive && !route.retry.count_outages)
-                .map(|route| Destination::Broker(route.broker.clone())),
-            _ => None,
-        }
-    }
-
-    fn note(&mut self, destination: Destination, verdict: &Verdict) {
-        let (error, dead) = match verdict {
-            Verdict::Dead { error, .. } => (error.clone(), true),
-            Verdict::Released { error } => (error.clone().unwrap_or_default(), false),
-            Verdict::Failed { error, .. } => (error.clone(), false),
-            Verdict::Sent { .. } => return,
-        };
-        let known = self.down.entry(destination).or_insert((error, dead));
-        known.1 |= dead;
-    }
-}
-
-fn log(claimed: &store::Claimed, verdict: &Verdict) {
-    let (id, topic) = (claimed.message.id, &claimed.message.topic);
-    match verdict {
-        Verdict::Sent { .. } => tracing::info!(message_id = %id, topic, "sent"),
-        Verdict::Failed { error, retry_after, .. } => {
-            let attempt = claimed.state.attempts + 1;
-            tracing::warn!(message_id = %id, topic, attempt, ?retry_after, error, "failed; trying again");
-        }
-        Verdict::Dead { reason, error, .. } => {
-            tracing::error!(message_id = %id, topic, reason, error, "dead: `postrider dead show {id}` tells more");
-        }
-        Verdict::Released { error } => tracing::debug!(message_id = %id, topic, error, "given back"),
-    }
+/// Waits for the bell, but not before `quiet` is over.
+async fn rung(wake: &mut watch::Receiver<u64>, quiet: Instant) {
+    tokio::time::sleep_until(quiet.into()).await;
+    let _ = wake.changed().await;
 }

@@ -175,6 +175,7 @@ macro_rules! store_cases {
             lanes::every_change_of_hands_raises_the_epoch => RepeatsEpochs;
             lanes::a_lease_is_renewed_only_for_its_own_epoch_and_id => RenewsAnything;
             lanes::taking_a_lane_makes_what_its_owner_left_sendable_with_one_crash_more => ForgetsCrashes;
+            lanes::taking_a_lane_resolves_every_batch_that_its_owner_left => ForgetsCrashes;
             lanes::a_message_that_was_left_too_often_is_dead => ForgetsCrashes;
             lanes::nothing_is_taken_from_a_living_owner => StealsLanes;
             lanes::who_holds_more_than_its_share_is_told_the_surplus => HidesSurplus;
@@ -197,6 +198,9 @@ macro_rules! store_cases {
             claim::a_claim_is_known_to_every_process_before_it_is_answered => ClaimsInWords;
             claim::every_try_in_vain_is_in_the_history => LosesAttempts;
             claim::a_claim_keeps_to_its_limits => IgnoresLimits;
+            claim::messages_of_different_channels_are_in_different_batches => MixesChannels;
+            claim::an_open_batch_keeps_back_its_own_topics_only => ShutsLanes;
+            claim::a_topic_that_changes_its_channel_is_not_claimed_past_its_open_batch => ClaimsTwice;
 
             order::followers_of_a_failed_message_wait_until_it_is_sent => ForgetsHolds;
             order::followers_of_a_dead_message_wait_while_it_is_dead => ForgetsHolds;

@@ -31,6 +31,8 @@ pub struct Bounds {
     pub relays: u8,
     /// Lanes.
     pub lanes: u8,
+    /// Brokers, each with a topic of its own. A key belongs to one of them.
+    pub channels: u8,
     /// The key of each message, in the order of writing.
     pub keys: &'static [u8],
     /// Messages that are there at the start; the others are written at any time.
@@ -57,6 +59,7 @@ impl Bounds {
         name: "takeover",
         relays: 2,
         lanes: 1,
+        channels: 1,
         keys: &[0, 0],
         written: 2,
         batch: 2,
@@ -83,6 +86,28 @@ impl Bounds {
         faults: Faults { pauses: 1, failures: 1, ..NONE },
         trouble: &[Outcome::Unconfirmed],
         ..Self::TAKEOVER
+    };
+
+    /// One lane with messages for two brokers, each on its way by itself, while the lane changes hands.
+    pub const TWO_CHANNELS: Self = Self {
+        name: "two channels",
+        channels: 2,
+        keys: &[0, 1],
+        faults: Faults { crashes: 1, pauses: 1, failures: 1, ..NONE },
+        trouble: &[Outcome::Unconfirmed],
+        ..Self::TAKEOVER
+    };
+
+    /// Two brokers on one lane, each key in order, while answers are lost and lanes are given back.
+    pub const CHANNELS_IN_ORDER: Self = Self {
+        name: "channels in order",
+        relays: 1,
+        channels: 2,
+        keys: &[0, 1, 0, 1],
+        written: 4,
+        faults: Faults { lost: 1, failures: 2, releases: 1, ..NONE },
+        trouble: &[Outcome::Deferred],
+        ..Self::HOLD
     };
 
     /// Three relays after one lane, each a while too slow.
@@ -167,10 +192,12 @@ impl Bounds {
     };
 
     /// What the tests explore.
-    pub const SMALL: [Self; 11] = [
+    pub const SMALL: [Self; 13] = [
         Self::TAKEOVER,
         Self::MENDED,
         Self::TWO_LANES,
+        Self::TWO_CHANNELS,
+        Self::CHANNELS_IN_ORDER,
         Self::THREE_RELAYS,
         Self::CRASHES,
         Self::HOLD,

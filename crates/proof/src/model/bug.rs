@@ -17,9 +17,11 @@ pub enum Bug {
     TakeIgnoresTheLease,
     /// A new owner leaves the batches of the old one as they are.
     OrphansStayOpen,
+    /// A new owner resolves one batch of the old one, and leaves the others.
+    OrphansOneBatch,
     /// A relay that lost its lane still opens batches on it.
     ClaimIgnoresTheLease,
-    /// A second batch is opened on a lane.
+    /// A second batch of a topic is opened on a lane.
     ClaimIgnoresTheOpenBatch,
     /// A message that has brought relays down travels with others.
     NobodyTravelsAlone,
@@ -55,13 +57,14 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::SettleIgnoresTheEpoch,
         Self::SettleIgnoresTheBatch,
         Self::ReleaseResetsTheEpoch,
         Self::TakeKeepsTheEpoch,
         Self::TakeIgnoresTheLease,
         Self::OrphansStayOpen,
+        Self::OrphansOneBatch,
         Self::ClaimIgnoresTheLease,
         Self::ClaimIgnoresTheOpenBatch,
         Self::NobodyTravelsAlone,
@@ -85,6 +88,7 @@ impl Bug {
     pub fn bounds(self) -> Bounds {
         match self {
             Self::NobodyTravelsAlone => Bounds::CRASHES,
+            Self::OrphansOneBatch => Bounds::TWO_CHANNELS,
             Self::OrphanedDeadHoldsNobody => Bounds::CRASHES_IN_ORDER,
             Self::LatestTroubleHolds | Self::DrainIgnoresTrouble => Bounds::SKIP,
             Self::DrainLetsNewerPass => Bounds::DRAIN,

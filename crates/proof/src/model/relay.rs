@@ -59,6 +59,9 @@ pub struct Item {
     pub verdict: Option<Verdict>,
 }
 
+/// Where a batch is from and where it goes: a lane and a channel.
+pub type Place = (u8, u8);
+
 /// A batch in hand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hand {
@@ -84,8 +87,8 @@ pub struct Lease {
 pub struct Relay {
     /// The leases that it believes to hold.
     pub leases: Vec<Option<Lease>>,
-    /// The batches that it publishes.
-    pub hands: Vec<Option<Hand>>,
+    /// The batches that it publishes, by lane and channel.
+    pub hands: Vec<Vec<Option<Hand>>>,
 }
 
 impl Hand {
@@ -144,8 +147,23 @@ impl Hand {
 
 impl Relay {
     /// Just started: it knows nothing.
-    pub(super) fn new(lanes: usize) -> Self {
-        Self { leases: vec![None; lanes], hands: vec![None; lanes] }
+    pub(super) fn new(lanes: u8, channels: u8) -> Self {
+        let lanes = usize::from(lanes);
+        Self { leases: vec![None; lanes], hands: vec![vec![None; usize::from(channels)]; lanes] }
+    }
+
+    /// The batch of this lane and channel.
+    pub fn hand(&self, (lane, channel): Place) -> Option<&Hand> {
+        self.hands[usize::from(lane)][usize::from(channel)].as_ref()
+    }
+
+    pub(super) fn hand_mut(&mut self, (lane, channel): Place) -> &mut Option<Hand> {
+        &mut self.hands[usize::from(lane)][usize::from(channel)]
+    }
+
+    /// Nothing of the lane is on its way.
+    pub fn is_idle(&self, lane: u8) -> bool {
+        self.hands[usize::from(lane)].iter().all(Option::is_none)
     }
 
     /// The epoch under which it believes to hold the lane.
@@ -156,7 +174,7 @@ impl Relay {
     /// What tells relays apart; which of them is called the first means nothing.
     pub(super) fn looks(&self) -> impl Ord + use<> {
         let hand = |hand: &Hand| (hand.batch, hand.items.iter().map(|item| item.verdict).collect::<Vec<_>>());
-        let hands = self.hands.iter().map(|held| held.as_ref().map(hand)).collect::<Vec<_>>();
+        let hands = self.hands.iter().flatten().map(|held| held.as_ref().map(hand)).collect::<Vec<_>>();
         (self.leases.clone(), hands)
     }
 }

@@ -9,7 +9,7 @@ use message::{Event, Next, State, Status, step};
 
 use super::bug::Bug;
 use super::hold::Hold;
-use super::relay::{Hand, Verdict};
+use super::relay::{Hand, Place, Verdict};
 use super::witness::Witness;
 
 /// The number of a message; the first is 1, so that 0 can mean none, as in the real table of holds.
@@ -48,6 +48,8 @@ pub struct Batch {
     pub id: u8,
     /// Its lane.
     pub lane: u8,
+    /// Whose topic its messages are of.
+    pub channel: u8,
     /// The epoch under which it was taken.
     pub epoch: u8,
     /// The exact messages.
@@ -61,10 +63,12 @@ pub struct Store {
     pub rows: Vec<Option<Row>>,
     /// By number.
     pub lanes: Vec<Lane>,
-    /// Open batches. The real table lets a lane have one; here a bug may open a second.
+    /// Open batches. A lane has one of a topic; here a bug may open a second.
     pub batches: Vec<Batch>,
     /// By key.
     pub holds: Vec<Option<Hold>>,
+    /// How many topics there are.
+    pub channels: u8,
 }
 
 /// What configuration and code say, the same in every state.
@@ -109,6 +113,11 @@ impl Store {
         key % u8::try_from(self.lanes.len()).expect("a model has a handful of lanes")
     }
 
+    /// Whose topic a key is of.
+    pub fn channel_of(&self, key: u8) -> u8 {
+        key % self.channels
+    }
+
     /// Whether this is the lane's current lease.
     pub fn stands(&self, lane: u8, epoch: u8) -> bool {
         let lane = &self.lanes[usize::from(lane)];
@@ -147,9 +156,13 @@ impl Store {
     }
 
     fn orphan(&mut self, rules: &Rules, lane: u8, witness: &mut Witness) {
-        let (left, others) = self.batches.drain(..).partition(|batch| batch.lane == lane);
+        let (mut left, others): (Vec<Batch>, Vec<Batch>) =
+            self.batches.drain(..).partition(|batch| batch.lane == lane);
         self.batches = others;
-        for seq in Vec::from_iter(left).into_iter().flat_map(|batch: Batch| batch.seqs) {
+        if rules.has(Bug::OrphansOneBatch) && left.len() > 1 {
+            self.batches.extend(left.drain(1..));
+        }
+        for seq in left.into_iter().flat_map(|batch| batch.seqs) {
             let Some(after) = self.move_on(seq, Event::Orphaned, witness) else { continue };
             let dead = after.status == Status::Dead;
             if dead && rules.hold_dead && !rules.has(Bug::OrphanedDeadHoldsNobody) {
@@ -178,18 +191,19 @@ impl Store {
     pub(super) fn claim(
         &mut self,
         rules: &Rules,
-        (lane, epoch): (u8, u8),
+        (lane, channel): Place,
+        epoch: u8,
         fresh: u8,
         witness: &mut Witness,
     ) -> Option<Hand> {
         self.drain_some(rules);
         let owned = self.stands(lane, epoch) || rules.has(Bug::ClaimIgnoresTheLease);
-        let busy = self.batches.iter().any(|batch| batch.lane == lane);
+        let busy = self.batches.iter().any(|batch| (batch.lane, batch.channel) == (lane, channel));
         if !owned || busy && !rules.has(Bug::ClaimIgnoresTheOpenBatch) {
             return None;
         }
         let mut hand = Hand::new(fresh, epoch);
-        for seq in self.candidates(rules, lane) {
+        for seq in self.candidates(rules, (lane, channel)) {
             if self.blocked(rules, seq) {
                 self.park(seq);
                 continue;
@@ -211,13 +225,14 @@ impl Store {
         if seqs.is_empty() {
             return None;
         }
-        self.batches.push(Batch { id: fresh, lane, epoch, seqs });
+        self.batches.push(Batch { id: fresh, lane, channel, epoch, seqs });
         self.batches.sort_by_key(|batch| (batch.lane, batch.id));
         Some(hand)
     }
 
-    fn candidates(&self, rules: &Rules, lane: u8) -> Vec<Seq> {
-        let ready = self.messages().filter(|(_, row)| row.ready && self.lane_of(row.key) == lane);
+    fn candidates(&self, rules: &Rules, place: Place) -> Vec<Seq> {
+        let of = |key| (self.lane_of(key), self.channel_of(key));
+        let ready = self.messages().filter(|(_, row)| row.ready && of(row.key) == place);
         ready.map(|(seq, _)| seq).take(rules.batch).collect()
     }
 

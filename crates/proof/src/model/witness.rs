@@ -155,6 +155,11 @@ fn possible(protocol: &Protocol) -> Vec<Must> {
         properties
             .push(Must::sometimes("a relay comes too late with its settlement", |_, world| late(world)));
     }
+    if protocol.bounds.channels > 1 {
+        properties.push(Must::sometimes("a lane has several open batches", |_, world| {
+            world.store.batches.windows(2).any(|pair| pair[0].lane == pair[1].lane)
+        }));
+    }
     if faults.crashes >= 2 {
         properties.push(Must::sometimes("a message must travel alone", |_, world| {
             any(world, |row| row.state.travels_alone())
@@ -222,7 +227,7 @@ fn holders(world: &World) -> bool {
 }
 
 fn late(world: &World) -> bool {
-    let relays = world.relays.iter().flat_map(|relay| &relay.hands);
+    let relays = world.relays.iter().flat_map(|relay| relay.hands.iter().flatten());
     relays
         .flatten()
         .any(|hand| hand.next().is_none() && world.store.batches.iter().all(|batch| batch.id != hand.batch))

@@ -5,7 +5,7 @@ use stateright::{Model, Property};
 
 use super::bounds::{Bounds, Faults, MOST};
 use super::bug::Bug;
-use super::relay::{Lease, Outcome, Relay};
+use super::relay::{Lease, Outcome, Place, Relay};
 use super::store::{Lane, Row, Rules, Seq, Store};
 use super::witness::{Witness, properties};
 
@@ -87,8 +87,8 @@ pub enum Action {
     Turn {
         /// Who.
         relay: u8,
-        /// Which.
-        lane: u8,
+        /// Of which lane and channel.
+        place: Place,
         /// Whether it claims: not while it is draining.
         claims: bool,
         /// Whether the relay hears of it.
@@ -98,8 +98,8 @@ pub enum Action {
     Publish {
         /// Who.
         relay: u8,
-        /// Which.
-        lane: u8,
+        /// Of which lane and channel.
+        place: Place,
         /// What the broker answers.
         outcome: Outcome,
     },
@@ -107,8 +107,8 @@ pub enum Action {
     GiveBack {
         /// Who.
         relay: u8,
-        /// Which.
-        lane: u8,
+        /// Of which lane and channel.
+        place: Place,
     },
     /// The wait of a failed message is over.
     Due {
@@ -184,20 +184,27 @@ impl Protocol {
     fn work(&self, world: &World, relay: u8, lane: u8, actions: &mut Vec<Action>) {
         let memory = &world.relays[usize::from(relay)];
         let lease = memory.epoch(lane);
-        match &memory.hands[usize::from(lane)] {
-            Some(hand) if hand.next().is_some() => {
-                actions.push(Action::Publish { relay, lane, outcome: Outcome::Confirmed });
-                if lease != Some(hand.epoch) {
-                    actions.push(Action::GiveBack { relay, lane });
+        for place in self.places(lane) {
+            match memory.hand(place) {
+                Some(hand) if hand.next().is_some() => {
+                    actions.push(Action::Publish { relay, place, outcome: Outcome::Confirmed });
+                    if lease != Some(hand.epoch) {
+                        actions.push(Action::GiveBack { relay, place });
+                    }
                 }
+                None if lease.is_none() => {}
+                _ => actions.push(Action::Turn { relay, place, claims: lease.is_some(), answered: true }),
             }
-            None if lease.is_none() => {}
-            _ => actions.push(Action::Turn { relay, lane, claims: lease.is_some(), answered: true }),
         }
         actions.push(match lease {
             Some(_) => Action::Renew { relay, lane },
             None => Action::Take { relay, lane, answered: true },
         });
+    }
+
+    /// A lane's batches go by these.
+    fn places(&self, lane: u8) -> impl Iterator<Item = Place> + use<> {
+        (0..self.bounds.channels).map(move |channel| (lane, channel))
     }
 
     /// What may happen that is a fault, or somebody's wish.
@@ -229,42 +236,41 @@ impl Protocol {
         let left = world.left;
         let memory = &world.relays[usize::from(relay)];
         let lease = memory.epoch(lane);
-        let hand = memory.hands[usize::from(lane)].as_ref();
-        let done = hand.is_none_or(|hand| hand.next().is_none());
-        if left.failures > 0 && !done {
-            let outcomes = self.bounds.trouble.iter();
-            actions.extend(outcomes.map(|outcome| Action::Publish { relay, lane, outcome: *outcome }));
+        if left.lost > 0 && lease.is_none() {
+            actions.push(Action::Take { relay, lane, answered: false });
         }
-        if left.lost > 0 {
-            if lease.is_none() {
-                actions.push(Action::Take { relay, lane, answered: false });
-            }
-            if done && (lease.is_some() || hand.is_some()) {
-                actions.push(Action::Turn { relay, lane, claims: lease.is_some(), answered: false });
-            }
+        if left.releases > 0 && lease.is_some() && memory.is_idle(lane) {
+            actions.push(Action::Release { relay, lane });
         }
-        if left.releases > 0 && lease.is_some() {
-            actions.push(match hand {
-                None => Action::Release { relay, lane },
-                Some(_) if done => Action::Turn { relay, lane, claims: false, answered: true },
-                Some(_) => return,
-            });
+        for place in self.places(lane) {
+            let hand = memory.hand(place);
+            let done = hand.is_none_or(|hand| hand.next().is_none());
+            if left.failures > 0 && !done {
+                let outcomes = self.bounds.trouble.iter();
+                actions.extend(outcomes.map(|outcome| Action::Publish { relay, place, outcome: *outcome }));
+            }
+            if left.lost > 0 && done && (lease.is_some() || hand.is_some()) {
+                actions.push(Action::Turn { relay, place, claims: lease.is_some(), answered: false });
+            }
+            if left.releases > 0 && lease.is_some() && done && hand.is_some() {
+                actions.push(Action::Turn { relay, place, claims: false, answered: true });
+            }
         }
     }
 }
 
 impl World {
     fn new(bounds: &Bounds) -> Self {
-        let lanes = usize::from(bounds.lanes);
         let keys = bounds.keys.iter().map(|key| usize::from(*key) + 1).max().unwrap_or_default();
         let mut world = Self {
             store: Store {
                 rows: Vec::new(),
-                lanes: vec![Lane { epoch: 0, owner: None, expired: false }; lanes],
+                lanes: vec![Lane { epoch: 0, owner: None, expired: false }; usize::from(bounds.lanes)],
                 batches: Vec::new(),
                 holds: vec![None; keys],
+                channels: bounds.channels,
             },
-            relays: vec![Relay::new(lanes); usize::from(bounds.relays)],
+            relays: vec![Relay::new(bounds.lanes, bounds.channels); usize::from(bounds.relays)],
             broker: [Stored::default(); MOST],
             left: bounds.faults,
             witness: Witness::default(),
@@ -288,7 +294,10 @@ impl World {
 
     /// The smallest number that no batch has that anybody remembers: as good as a random one.
     fn fresh(&self) -> u8 {
-        let hands = self.relays.iter().flat_map(|relay| relay.hands.iter().flatten().map(|hand| hand.batch));
+        let hands = self
+            .relays
+            .iter()
+            .flat_map(|relay| relay.hands.iter().flatten().flatten().map(|hand| hand.batch));
         let mut known: Vec<u8> = hands.chain(self.store.batches.iter().map(|batch| batch.id)).collect();
         known.sort_unstable();
         known.dedup();
@@ -315,7 +324,7 @@ impl World {
 
     fn renew(&mut self, relay: u8, lane: u8) {
         let memory = &mut self.relays[usize::from(relay)];
-        let idle = memory.hands[usize::from(lane)].is_none();
+        let idle = memory.is_idle(lane);
         let lease = &mut memory.leases[usize::from(lane)];
         // What a claim without an answer did can only be undone by a new owner, so the lease must end.
         let keeps = |lease: &Lease| !(lease.doubted && idle) && self.store.stands(lane, lease.epoch);
@@ -326,9 +335,9 @@ impl World {
         }
     }
 
-    fn turn(&mut self, rules: &Rules, (relay, lane): (u8, u8), claims: bool, answered: bool) {
-        let (r, l) = (usize::from(relay), usize::from(lane));
-        let hand = self.relays[r].hands[l].clone();
+    fn turn(&mut self, rules: &Rules, relay: u8, place: Place, claims: bool, answered: bool) {
+        let (r, lane) = (usize::from(relay), place.0);
+        let hand = self.relays[r].hand(place).cloned();
         if let Some(hand) = &hand {
             let owner = self.owns(relay, lane, hand.epoch);
             if let Some(closed) = self.store.settle(rules, lane, hand, &mut self.witness) {
@@ -338,7 +347,7 @@ impl World {
         let mut claimed = None;
         if let Some(epoch) = self.relays[r].epoch(lane).filter(|_| claims) {
             let fresh = self.fresh();
-            claimed = self.store.claim(rules, (lane, epoch), fresh, &mut self.witness);
+            claimed = self.store.claim(rules, place, epoch, fresh, &mut self.witness);
             if let Some(batch) =
                 claimed.as_ref().and(self.store.batches.iter().find(|batch| batch.id == fresh))
             {
@@ -347,25 +356,24 @@ impl World {
             }
         }
         if answered {
-            self.relays[r].hands[l] = claimed;
-        } else if let Some(lease) = &mut self.relays[r].leases[l] {
+            *self.relays[r].hand_mut(place) = claimed;
+        } else if let Some(lease) = &mut self.relays[r].leases[usize::from(lane)] {
             lease.doubted |= !rules.has(Bug::UnansweredClaimKeepsTheLane);
         }
     }
 
-    fn publish(&mut self, protocol: &Protocol, relay: u8, lane: u8, outcome: Outcome) {
-        let place = (usize::from(relay), usize::from(lane));
-        let Some(mut hand) = self.relays[place.0].hands[place.1].take() else { return };
+    fn publish(&mut self, protocol: &Protocol, relay: u8, place: Place, outcome: Outcome) {
+        let Some(mut hand) = self.relays[usize::from(relay)].hand_mut(place).take() else { return };
         if let Some(item) = hand.next().filter(|_| outcome.stored()) {
             self.witness.storing(&self.store, &self.broker, item.seq, item.key);
             self.broker[usize::from(item.seq) - 1].add(item.state.delivery);
         }
         hand.judge(&protocol.rules, protocol.bounds.max_attempts, outcome);
-        self.relays[place.0].hands[place.1] = Some(hand);
+        *self.relays[usize::from(relay)].hand_mut(place) = Some(hand);
     }
 
-    fn give_back(&mut self, relay: u8, lane: u8) {
-        if let Some(hand) = &mut self.relays[usize::from(relay)].hands[usize::from(lane)] {
+    fn give_back(&mut self, relay: u8, place: Place) {
+        if let Some(hand) = self.relays[usize::from(relay)].hand_mut(place) {
             hand.give_back();
         }
     }
@@ -436,17 +444,17 @@ impl Model for Protocol {
             }
             Action::Crash { relay } => {
                 world.left.crashes -= 1;
-                world.relays[usize::from(relay)] = Relay::new(usize::from(self.bounds.lanes));
+                world.relays[usize::from(relay)] = Relay::new(self.bounds.lanes, self.bounds.channels);
             }
-            Action::Turn { relay, lane, claims, answered } => {
+            Action::Turn { relay, place, claims, answered } => {
                 world.left.lost -= u8::from(!answered);
-                world.turn(rules, (relay, lane), claims, answered);
+                world.turn(rules, relay, place, claims, answered);
             }
-            Action::Publish { relay, lane, outcome } => {
+            Action::Publish { relay, place, outcome } => {
                 world.left.failures -= u8::from(outcome != Outcome::Confirmed);
-                world.publish(self, relay, lane, outcome);
+                world.publish(self, relay, place, outcome);
             }
-            Action::GiveBack { relay, lane } => world.give_back(relay, lane),
+            Action::GiveBack { relay, place } => world.give_back(relay, place),
             Action::Due { seq } => world.store.promote(seq),
             Action::Requeue { seq } => world.amend(rules, seq, Event::Requeued),
             Action::Discard { seq } => world.amend(rules, seq, Event::Discarded),

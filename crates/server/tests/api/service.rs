@@ -133,7 +133,12 @@ impl Service {
     }
 
     async fn take(&self) -> (Vec<Lease>, Vec<Batch>) {
-        let rule = Arc::new(|_: &str| TopicRule { take: usize::MAX, hold_failed: true, hold_dead: true });
+        let rule = Arc::new(|_: &str| TopicRule {
+            channel: 0,
+            take: usize::MAX,
+            hold_failed: true,
+            hold_dead: true,
+        });
         let beat = Beat {
             instance: Instance { id: self.relay, name: "relay-of-the-test".into() },
             lease: Duration::from_secs(60),

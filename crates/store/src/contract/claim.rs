@@ -17,6 +17,9 @@ pub type BatchId = Uuid;
 /// How the relay treats a topic right now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopicRule {
+    /// Where it goes: messages of different channels are in different batches, so that one can be settled while another
+    /// is still on its way.
+    pub channel: usize,
     /// How many messages of it may be claimed in a turn: none while its destination is down, one to probe it.
     pub take: usize,
     /// A failed message holds back the later ones of its key.
@@ -28,7 +31,7 @@ pub struct TopicRule {
 /// What to take.
 #[derive(Clone)]
 pub struct ClaimOrder {
-    /// The lanes to take from. A lane with an open batch yields nothing.
+    /// The lanes to take from. One with an open batch of a topic that may be taken yields nothing.
     pub leases: Vec<Lease>,
     /// Messages at most.
     pub limit: usize,
@@ -38,11 +41,13 @@ pub struct ClaimOrder {
     pub rule: Arc<dyn Fn(&str) -> TopicRule + Send + Sync>,
 }
 
-/// Messages of one lane, taken together.
+/// Messages of one lane and channel, taken together.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// Its record in the store.
     pub id: BatchId,
+    /// Where its messages go, by the rules of their topics.
+    pub channel: usize,
     /// The lease under which it was taken.
     pub lease: Lease,
     /// In the order in which they must be sent.
@@ -115,7 +120,7 @@ pub struct Settlement {
 pub struct Turn {
     /// Settlements that came too late: another relay owns those lanes now, and nothing was written.
     pub fenced: Vec<BatchId>,
-    /// The new batches, one for each lane that had work.
+    /// The new batches, one for each lane and channel that had work.
     pub batches: Vec<Batch>,
     /// Whether the limits were reached, so that more is probably waiting.
     pub more: bool,
@@ -129,8 +134,8 @@ pub struct Turn {
 /// 1. A message is in at most one open batch, and only its lane's owner can put it there.
 /// 2. A settlement is written whole or not at all, and only under the lease of the lane's current owner and
 ///    for a batch that is still open; else the batch is named in [`Turn::fenced`] and nothing changes.
-/// 3. Messages of one lane are claimed in the order of `seq`, and a message is never claimed before an
-///    earlier one of its topic and key that is not settled.
+/// 3. Messages of one lane and channel are claimed in the order of `seq`, and a message is never claimed before
+///    an earlier one of its topic and key that is not settled, whatever their channels were.
 /// 4. On topics with `hold_failed`, later messages of a failed one's key wait until it is Sent; with
 ///    `hold_dead`, also while it is Dead. Released, they come in order before newer ones.
 /// 5. A Failed message is not claimed before its wait is over.
@@ -138,6 +143,8 @@ pub struct Turn {
 /// 7. A message that [travels alone](State::travels_alone) is the only one in its batch.
 /// 8. A claim is on disk before it is answered.
 /// 9. Every verdict that reports a try in vain adds to the message's history of attempts.
+/// 10. A batch has messages of one channel. A lane has any number of open batches; each keeps back its own topics
+///     and, for as long as the order may take those, the lane.
 #[async_trait]
 pub trait Claim: Send + Sync {
     /// Settles `settlements` and takes what `order` allows, in one transaction.

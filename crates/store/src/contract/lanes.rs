@@ -83,7 +83,7 @@ pub struct LaneView {
 /// 1. A lane has at most one lease that has not run out, whatever instances and clocks do.
 /// 2. Every change of hands raises the lane's epoch; no epoch of a lane is ever used twice.
 /// 3. A lease is renewed only for its own epoch and id; an instance that lost it hears so.
-/// 4. Taking a lane resolves the batches that its former owner left: their messages are sendable again
+/// 4. Taking a lane resolves all batches that its former owner left: their messages are sendable again
 ///    with one crash more, or Dead at the limit.
 /// 5. An instance is given free lanes up to its share, ⌈lanes / instances alive⌉; nothing is taken from
 ///    a living owner. One that holds more than its share is told the surplus.

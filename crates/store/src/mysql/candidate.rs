@@ -86,7 +86,7 @@ fn probes(known: &BTreeSet<String>) -> String {
 
 /// A topic as it stands in a statement. The column's check lets no quote into one; should that be gone, a name with a
 /// quote in it finds nothing rather than something else.
-fn quoted(topic: &str) -> String {
+pub(super) fn quoted(topic: &str) -> String {
     format!("'{}'", topic.replace(['\'', '\\'], ""))
 }
 
@@ -257,7 +257,7 @@ mod tests {
     }
 
     fn rule(take: usize) -> TopicRule {
-        TopicRule { take, hold_failed: true, hold_dead: true }
+        TopicRule { channel: 0, take, hold_failed: true, hold_dead: true }
     }
 
     static NONE: LazyLock<HashSet<i64>> = LazyLock::new(HashSet::new);

@@ -8,9 +8,10 @@ use async_trait::async_trait;
 use message::{Event, Next, Status, step};
 use mysql_async::Row;
 use mysql_async::prelude::Queryable;
+use serde_json::Value as Json;
 use uuid::Uuid;
 
-use super::candidate::{Candidate, Found, Search};
+use super::candidate::{Candidate, Found, Search, quoted};
 use super::error::Trouble;
 use super::hold::{self, Holds};
 use super::lane::{self, Place, Standing};
@@ -19,7 +20,7 @@ use super::session::{Tx, commit};
 use super::settle::Accepted;
 use super::{MysqlStore, tally};
 use crate::column::{NO_HEADERS, between, word};
-use crate::pick::{Pick, Picker};
+use crate::pick::{self, Pick, Picker};
 use crate::tally::Tally;
 use crate::{Batch, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
 
@@ -143,7 +144,7 @@ impl MysqlStore {
         }
         let turn = match hunt.zip(order) {
             None => Turn::default(),
-            Some((hunt, order)) => self.claim(&mut tx, &place, order, hunt, &mut moved).await?,
+            Some((hunt, order)) => self.claim(&mut tx, &place, (order, &standings), hunt, &mut moved).await?,
         };
         tally::write(moved, &mut tx, place.part()).await?;
         commit(tx).await?;
@@ -162,8 +163,7 @@ impl MysqlStore {
         promote(tx, place).await?;
         let free = |lease: &&Lease| {
             let standing = standings.get(&lease.lane);
-            lease.lane < place.count()
-                && standing.is_some_and(|standing| standing.is_held_by(lease) && standing.batch.is_none())
+            lease.lane < place.count() && standing.is_some_and(|standing| standing.is_free_for(lease, order))
         };
         let lanes: HashMap<u16, Lease> =
             order.leases.iter().filter(free).map(|lease| (lease.lane, *lease)).collect();
@@ -181,7 +181,7 @@ impl MysqlStore {
         &self,
         tx: &mut Tx<'_>,
         place: &Place,
-        order: &ClaimOrder,
+        (order, standings): (&ClaimOrder, &HashMap<u16, Standing>),
         hunt: Hunt,
         moved: &mut Tally,
     ) -> Result<Turn, Trouble> {
@@ -192,7 +192,7 @@ impl MysqlStore {
         let mut claimant = Claimant::new(place, order, rules);
         claimant.fill(tx, &hunt.found.candidates, &self.weight).await?;
         let more = hunt.found.more || claimant.picker.left_some();
-        let batches = claimant.open(tx, &hunt.lanes, moved).await?;
+        let batches = claimant.open(tx, &hunt.lanes, standings, moved).await?;
         let next_due = match batches.is_empty() {
             true => next_due(tx, place).await?.map(|due| between(place.now, due)),
             false => None,
@@ -204,7 +204,7 @@ impl MysqlStore {
 /// What was found, and where.
 #[derive(Default)]
 struct Hunt {
-    /// The leases that are valid and have no open batch.
+    /// The leases that are valid and wait for no open batch.
     lanes: HashMap<u16, Lease>,
     topics: Vec<(String, TopicRule)>,
     found: Found,
@@ -326,14 +326,15 @@ impl<'a> Claimant<'a> {
         Ok(read)
     }
 
-    /// Puts a message into its lane's batch, or parks it. `false` when the batches are full.
+    /// Puts a message into its batch, or parks it. `false` when the batches are full.
     fn pick(&mut self, slot: u16, claimed: Claimed) -> Result<bool, Error> {
         let (seq, rest) = (claimed.seq, claimed.state.rest);
         let (topic, key) = (claimed.message.topic.clone(), claimed.message.key.clone());
         let rule = self.rules.get(topic.as_str()).copied();
         let ordered = rule.is_some_and(|rule| rule.hold_failed);
         let held = ordered && key.as_ref().is_some_and(|key| self.holds.blocks(&topic, key, seq));
-        match self.picker.offer(slot & self.place.mask(), claimed, held) {
+        let channel = rule.map_or(0, |rule| rule.channel);
+        match self.picker.offer((slot & self.place.mask(), channel), claimed, held) {
             Pick::Taken | Pick::Passed => {}
             Pick::Held => self.parked.push(seq),
             Pick::Unreadable => {
@@ -354,6 +355,7 @@ impl<'a> Claimant<'a> {
         self,
         tx: &mut Tx<'_>,
         lanes: &HashMap<u16, Lease>,
+        standings: &HashMap<u16, Standing>,
         moved: &mut Tally,
     ) -> Result<Vec<Batch>, Trouble> {
         hold::park(tx, &self.parked).await?;
@@ -373,14 +375,25 @@ impl<'a> Claimant<'a> {
         let batches: Vec<Batch> = self
             .picker
             .batches()
-            .map(|(lane, messages)| Batch { id: Uuid::now_v7(), lease: lanes[&lane], messages })
+            .map(|((lane, channel), messages)| Batch {
+                id: Uuid::now_v7(),
+                channel,
+                lease: lanes[&lane],
+                messages,
+            })
             .collect();
         if batches.is_empty() {
             return Ok(batches);
         }
-        let rows: Vec<String> = batches.iter().map(|batch| record(batch, self.place.now)).collect();
+        let mut rows = Vec::with_capacity(batches.len());
+        for of_lane in batches.chunk_by(|one, other| one.lease.lane == other.lease.lane) {
+            let places = standings.get(&of_lane[0].lease.lane).into_iter().flat_map(Standing::places);
+            rows.extend(
+                of_lane.iter().zip(places).map(|(batch, place)| record(batch, place, self.place.now)),
+            );
+        }
         tx.query_drop(format!(
-            "INSERT INTO outbox_batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at) VALUES {}",
+            "INSERT INTO outbox_batches (lane, place, id, epoch, lease_id, topics, seqs, size, failed, claimed_at) VALUES {}",
             rows.join(", ")
         ))
         .await?;
@@ -388,16 +401,17 @@ impl<'a> Claimant<'a> {
     }
 }
 
-/// The values of a batch record: numbers, ids and a time, none of which needs quoting.
-fn record(batch: &Batch, now: i64) -> String {
+/// The values of a batch record: numbers, ids, names and a time, none of which needs escaping.
+fn record(batch: &Batch, place: u16, now: i64) -> String {
     let seqs: Vec<String> = batch.messages.iter().map(|claimed| claimed.seq.to_string()).collect();
     let failed = batch.messages.iter().filter(|claimed| claimed.state.rest == Status::Failed).count();
     format!(
-        "({}, '{}', {}, '{}', '[{}]', {}, {failed}, '{}')",
+        "({}, {place}, '{}', {}, '{}', {}, '[{}]', {}, {failed}, '{}')",
         batch.lease.lane,
         batch.id,
         batch.lease.epoch,
         batch.lease.id,
+        quoted(&Json::from(pick::topics(&batch.messages)).to_string()),
         seqs.join(","),
         seqs.len(),
         at_text(now)

@@ -11,7 +11,7 @@ use mysql_async::prelude::Queryable;
 use super::error::Trouble;
 use super::row::{Read, list};
 use super::session::Tx;
-use crate::{Error, Lease};
+use crate::{ClaimOrder, Error, Lease, pick};
 
 /// The lanes, and what the store says once they are locked.
 #[derive(Debug)]
@@ -99,6 +99,8 @@ pub(super) async fn lock_slots(tx: &mut Tx<'_>, slots: &BTreeSet<u16>) -> Result
 pub(super) struct Open {
     pub(super) id: String,
     pub(super) seqs: Vec<i64>,
+    place: u16,
+    topics: Vec<String>,
     epoch: i64,
     lease: String,
 }
@@ -108,7 +110,7 @@ pub(super) struct Open {
 pub(super) struct Standing {
     epoch: i64,
     lease: Option<String>,
-    pub(super) batch: Option<Open>,
+    pub(super) batches: Vec<Open>,
 }
 
 impl Standing {
@@ -119,10 +121,20 @@ impl Standing {
 
     /// The batch `id` that was opened under `lease`, taken out, if both still stand.
     pub(super) fn close(&mut self, id: &str, lease: &Lease) -> Option<Open> {
-        let held = self.is_held_by(lease);
         let same =
             |open: &Open| open.id == id && open.epoch == lease.epoch && open.lease == lease.id.to_string();
-        if held && self.batch.as_ref().is_some_and(same) { self.batch.take() } else { None }
+        let place = self.batches.iter().position(same).filter(|_| self.is_held_by(lease))?;
+        Some(self.batches.swap_remove(place))
+    }
+
+    /// Places for the records of new batches.
+    pub(super) fn places(&self) -> impl Iterator<Item = u16> {
+        (0..).filter(|place| self.batches.iter().all(|open| open.place != *place))
+    }
+
+    /// Whether `lease` is its current one and nothing that `order` may take is in an open batch.
+    pub(super) fn is_free_for(&self, lease: &Lease, order: &ClaimOrder) -> bool {
+        self.is_held_by(lease) && !self.batches.iter().any(|open| pick::waits_for(order, &open.topics))
     }
 }
 
@@ -132,36 +144,48 @@ pub(super) async fn standings(
     lanes: &BTreeSet<u16>,
 ) -> Result<HashMap<u16, Standing>, Trouble> {
     let sql = format!(
-        "SELECT l.lane, l.epoch, l.lease_id, b.id, b.epoch, b.lease_id, b.seqs
+        "SELECT l.lane, l.epoch, l.lease_id, b.id, b.epoch, b.lease_id, b.topics, b.seqs, b.place
          FROM outbox_lanes l LEFT JOIN outbox_batches b ON b.lane = l.lane WHERE l.lane IN ({})",
         list(lanes)
     );
-    let mut standings = HashMap::new();
+    let mut standings: HashMap<u16, Standing> = HashMap::new();
     for mut row in connection.query::<Row, _>(sql).await? {
         let batch = match row.optional_text(3)? {
             None => None,
-            Some(id) => {
-                Some(Open { id, epoch: row.number(4)?, lease: row.text(5)?, seqs: seqs(&row.text(6)?)? })
-            }
+            Some(id) => Some(Open {
+                id,
+                epoch: row.number(4)?,
+                lease: row.text(5)?,
+                topics: serde_json::from_str(&row.text(6)?).map_err(unreadable)?,
+                seqs: seqs(&row.text(7)?)?,
+                place: row.small(8)?,
+            }),
         };
-        let standing = Standing { epoch: row.number(1)?, lease: row.optional_text(2)?, batch };
-        standings.insert(row.small(0)?, standing);
+        let standing = Standing { epoch: row.number(1)?, lease: row.optional_text(2)?, batches: Vec::new() };
+        standings.entry(row.small(0)?).or_insert(standing).batches.extend(batch);
     }
     Ok(standings)
 }
 
 /// The messages that a batch record names.
 pub(super) fn seqs(json: &str) -> Result<Vec<i64>, Error> {
-    serde_json::from_str(json)
-        .map_err(|error| Error::Broken(format!("a batch record cannot be read: {error}")))
+    serde_json::from_str(json).map_err(unreadable)
 }
 
-/// Removes the batch records of `lanes`.
-pub(super) async fn close(tx: &mut Tx<'_>, lanes: &BTreeSet<u16>) -> Result<(), Trouble> {
-    if lanes.is_empty() {
+fn unreadable(error: serde_json::Error) -> Error {
+    Error::Broken(format!("a batch record cannot be read: {error}"))
+}
+
+/// Removes batch records, by lane and id.
+pub(super) async fn close(tx: &mut Tx<'_>, batches: &[(u16, String)]) -> Result<(), Trouble> {
+    if batches.is_empty() {
         return Ok(());
     }
-    let sql =
-        format!("DELETE b FROM outbox_batches b FORCE INDEX (PRIMARY) WHERE b.lane IN ({})", list(lanes));
+    // By lane too: no row of another lane is so much as looked at.
+    let sql = format!(
+        "DELETE b FROM outbox_batches b FORCE INDEX (PRIMARY) WHERE b.lane IN ({}) AND b.id IN ({})",
+        list(batches.iter().map(|(lane, _)| lane).collect::<BTreeSet<_>>()),
+        list(batches.iter().map(|(_, id)| format!("'{id}'")))
+    );
     Ok(tx.query_drop(sql).await?)
 }

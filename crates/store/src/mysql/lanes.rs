@@ -81,8 +81,9 @@ impl Lanes for MysqlStore {
             let place = lane::look(&mut connection, BTreeSet::new()).await?;
             let rows: Vec<Row> = connection
                 .exec(
-                    "SELECT l.lane, l.epoch, coalesce(i.name, l.owner), l.locked_until, coalesce(b.size, 0)
-                     FROM outbox_lanes l LEFT JOIN outbox_instances i ON i.id = l.owner LEFT JOIN outbox_batches b ON b.lane = l.lane
+                    "SELECT l.lane, l.epoch, coalesce(i.name, l.owner), l.locked_until,
+                            (SELECT cast(coalesce(sum(b.size), 0) AS SIGNED) FROM outbox_batches b WHERE b.lane = l.lane)
+                     FROM outbox_lanes l LEFT JOIN outbox_instances i ON i.id = l.owner
                      WHERE l.lane < ? ORDER BY l.lane",
                     (place.count(),),
                 )
@@ -261,7 +262,8 @@ impl Heartbeat<'_> {
         if resize(&mut self.tx, now).await? {
             return Ok(true);
         }
-        let sql = "SELECT b.lane FROM outbox_batches b JOIN outbox_lanes l ON l.lane = b.lane WHERE l.locked_until <= ?";
+        let sql = "SELECT DISTINCT b.lane FROM outbox_batches b JOIN outbox_lanes l ON l.lane = b.lane
+                   WHERE l.locked_until <= ?";
         let abandoned: Vec<u16> = self.tx.exec(sql, (at(now),)).await?;
         // A new epoch first: the late owner must find its batch gone and its lease void.
         let abandoned = self.seize(abandoned.len(), now, Some(&abandoned)).await?;
@@ -330,11 +332,11 @@ async fn orphan(
     rule: &(dyn Fn(&str) -> TopicRule + Send + Sync),
 ) -> Result<(usize, usize), Trouble> {
     let lanes: BTreeSet<u16> = lanes.collect();
-    let mut left = BTreeSet::new();
+    let mut left = Vec::new();
     let mut seqs = Vec::new();
     for (lane, standing) in lane::standings(tx, &lanes).await? {
-        if let Some(open) = standing.batch {
-            left.insert(lane);
+        for open in standing.batches {
+            left.push((lane, open.id));
             seqs.extend(open.seqs);
         }
     }
@@ -342,7 +344,7 @@ async fn orphan(
         return Ok((0, 0));
     }
     lane::close(tx, &left).await?;
-    let place = lane::look(tx, left).await?;
+    let place = lane::look(tx, left.into_iter().map(|(lane, _)| lane).collect()).await?;
     let dead = resolve(tx, &place, &seqs, rule).await?;
     Ok((seqs.len(), dead))
 }

@@ -89,7 +89,7 @@ struct Settler<'a> {
 /// Settlements that may be written.
 #[derive(Default)]
 pub(super) struct Accepted<'a> {
-    lanes: BTreeSet<u16>,
+    batches: Vec<(u16, String)>,
     verdicts: Vec<(i64, &'a Verdict)>,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Accepted<'a> {
                     open.seqs.len()
                 )));
             }
-            accepted.lanes.insert(lease.lane);
+            accepted.batches.push((lease.lane, open.id));
             accepted.verdicts.extend(verdicts.iter().map(|(seq, verdict)| (*seq, verdict)));
         }
         Ok((accepted, fenced))
@@ -133,7 +133,7 @@ impl<'a> Accepted<'a> {
         sent: Sent,
         tally: &mut Tally,
     ) -> Result<Written, Trouble> {
-        lane::close(tx, &self.lanes).await?;
+        lane::close(tx, &self.batches).await?;
         self.verdicts.retain(|(_, verdict)| !matches!(verdict, Verdict::Released { error: None }));
         let seqs: Vec<i64> = self.verdicts.iter().map(|(seq, _)| *seq).collect();
         let befores = befores(tx, &seqs).await?;

@@ -1,6 +1,6 @@
 //! Choosing what to take: which topics may be taken from, which lanes are free, and the first sendable messages of both.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use message::{Event, Next, step};
@@ -12,7 +12,7 @@ use super::connection::Transaction;
 use super::error::Trouble;
 use super::mark::{Horizon, Marks};
 use super::row::{MESSAGE_COLUMNS, between, groups, lane, limit, message, message_columns, small, state};
-use crate::{ClaimOrder, Claimed, Error, Lease, TopicRule};
+use crate::{BatchId, ClaimOrder, Claimed, Error, Lease, TopicRule, pick};
 
 /// Finds topics that were not met before, between those that were: one look for each gap, whatever is in the index.
 pub(super) async fn meet(tx: &Transaction, marks: &Marks) -> Result<(), Trouble> {
@@ -46,9 +46,82 @@ pub(super) fn open_topics(marks: &Marks, lanes: &Lanes, order: &ClaimOrder) -> V
     marks.topics().into_iter().filter_map(open).collect()
 }
 
+/// A batch that is open.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) lane: u16,
+    pub(super) position: i64,
+    id: Uuid,
+    epoch: i64,
+    lease_id: Uuid,
+    topics: Vec<String>,
+    pub(super) seqs: Vec<i64>,
+}
+
+/// The batches that are open on some lanes.
+#[derive(Debug)]
+pub(super) struct OpenBatches(Vec<Open>);
+
+impl OpenBatches {
+    /// Takes the batch out, if it is open under this lease.
+    pub(super) fn close(&mut self, batch: &BatchId, lease: &Lease) -> Option<Open> {
+        let meant = (lease.lane, *batch, lease.epoch, lease.id);
+        let place =
+            self.0.iter().position(|open| (open.lane, open.id, open.epoch, open.lease_id) == meant)?;
+        Some(self.0.swap_remove(place))
+    }
+
+    /// Whether a lane waits for one of them.
+    pub(super) fn waiting(&self, order: &ClaimOrder) -> impl Fn(u16) -> bool + use<> {
+        let waiting = self.0.iter().filter(|open| pick::waits_for(order, &open.topics));
+        let lanes: HashSet<u16> = waiting.map(|open| open.lane).collect();
+        move |lane| lanes.contains(&lane)
+    }
+
+    /// Up to where all batches of the lane are settled, now that the one at `closed` is.
+    pub(super) fn settled(&self, lane: u16, closed: i64) -> i64 {
+        let first = self.0.iter().filter(|open| open.lane == lane).map(|open| open.position).min();
+        first.map_or(closed, |first| closed.min(first - 1))
+    }
+}
+
+/// The open batches of these lanes. Those that were settled long ago are not looked at.
+pub(super) async fn open_batches(
+    tx: &Transaction,
+    marks: &Marks,
+    lanes: &[i16],
+) -> Result<OpenBatches, Trouble> {
+    let settled: Vec<i64> =
+        lanes.iter().map(|lane| marks.settled(u16::try_from(*lane).unwrap_or(0))).collect();
+    let rows = tx
+        .query(
+            "SELECT b.lane, b.position, b.id, b.epoch, b.lease_id, b.topics, b.seqs
+             FROM unnest($1::smallint[], $2::bigint[]) AS m(lane, settled)
+             CROSS JOIN LATERAL (
+                 SELECT * FROM outbox_batches b
+                 WHERE b.lane = m.lane
+                       AND b.position > greatest(m.settled, (SELECT settled_to FROM outbox_lanes l WHERE l.lane = m.lane))
+                 OFFSET 0) b",
+            &[(&lanes, Type::INT2_ARRAY), (&settled, Type::INT8_ARRAY)],
+        )
+        .await?;
+    let read = |row: &Row| {
+        Ok(Open {
+            lane: lane(row, 0)?,
+            position: row.try_get(1)?,
+            id: row.try_get(2)?,
+            epoch: row.try_get(3)?,
+            lease_id: row.try_get(4)?,
+            topics: row.try_get(5)?,
+            seqs: row.try_get(6)?,
+        })
+    };
+    Ok(OpenBatches(rows.iter().map(read).collect::<Result<_, Trouble>>()?))
+}
+
 /// The lanes of an order.
 pub(super) struct Lanes {
-    /// Leases that are valid and have no open batch.
+    /// Leases that are valid and wait for no open batch.
     pub(super) free: BTreeMap<u16, Lease>,
     pub(super) mask: u16,
 }

@@ -13,15 +13,17 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::choose::{Candidate, Candidates, Lanes, Topic, meet, open_topics, probe};
+use super::choose::{
+    Candidate, Candidates, Lanes, OpenBatches, Topic, meet, open_batches, open_topics, probe,
+};
 use super::connection::{Transaction, repeat};
 use super::error::{Trouble, cause};
-use super::mark::{Marks, Sight};
+use super::mark::Sight;
 use super::row::{between, lane, limit, small};
 use super::settle::{BEFORE, Changes};
 use super::{PostgresStore, hold};
 use crate::column::NO_HEADERS;
-use crate::pick::{Pick, Picker};
+use crate::pick::{self, Pick, Picker};
 use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
 
 /// Messages whose wait is over that are made sendable in one turn.
@@ -70,8 +72,7 @@ impl PostgresStore {
             let (rows, facts, batches) = (rows?, facts?, batches?);
             met?;
             self.marks.see(facts.sight, before);
-            let lanes =
-                Lanes::read(&rows, order, |lane| batches.contains_key(&lane), &self.marks, facts.count)?;
+            let lanes = Lanes::read(&rows, order, batches.waiting(order), &self.marks, facts.count)?;
             if facts.draining || facts.is_due() {
                 return Ok(None);
             }
@@ -124,7 +125,7 @@ impl PostgresStore {
         Ok(turn)
     }
 
-    /// Answers also which batches are settled now, by lane and position.
+    /// Answers also up to which position the batches of each lane are settled now.
     async fn settle_and_claim(
         &self,
         tx: &Transaction,
@@ -228,51 +229,13 @@ impl Facts {
     }
 }
 
-/// A batch that is open.
-#[derive(Debug)]
-struct Open {
-    position: i64,
-    id: Uuid,
-    epoch: i64,
-    lease_id: Uuid,
-    seqs: Vec<i64>,
-}
-
-/// The open batches of these lanes. Those that were settled long ago are not looked at.
-async fn open_batches(tx: &Transaction, marks: &Marks, lanes: &[i16]) -> Result<HashMap<u16, Open>, Trouble> {
-    let settled: Vec<i64> =
-        lanes.iter().map(|lane| marks.settled(u16::try_from(*lane).unwrap_or(0))).collect();
-    let rows = tx
-        .query(
-            "SELECT b.lane, b.position, b.id, b.epoch, b.lease_id, b.seqs
-             FROM unnest($1::smallint[], $2::bigint[]) AS m(lane, settled)
-             CROSS JOIN LATERAL (
-                 SELECT * FROM outbox_batches b
-                 WHERE b.lane = m.lane
-                       AND b.position > greatest(m.settled, (SELECT settled_to FROM outbox_lanes l WHERE l.lane = m.lane))
-                 ORDER BY b.position LIMIT 1) b",
-            &[(&lanes, Type::INT2_ARRAY), (&settled, Type::INT8_ARRAY)],
-        )
-        .await?;
-    let read = |row: &Row| {
-        let open = Open {
-            position: row.try_get(1)?,
-            id: row.try_get(2)?,
-            epoch: row.try_get(3)?,
-            lease_id: row.try_get(4)?,
-            seqs: row.try_get(5)?,
-        };
-        Ok((lane(row, 0)?, open))
-    };
-    rows.iter().map(read).collect()
-}
-
 /// One turn, inside its transaction, its lanes locked.
 struct Desk<'a> {
     store: &'a PostgresStore,
     tx: &'a Transaction,
     facts: Facts,
-    open: HashMap<u16, Open>,
+    open: OpenBatches,
+    /// Of each lane: up to where its batches are settled.
     settled: Vec<(u16, i64)>,
     draining: bool,
 }
@@ -288,12 +251,13 @@ impl Desk<'_> {
         let mut fenced = Vec::new();
         let mut changes = Changes::new(self.facts.now);
         changes.read(before)?;
+        let mut closed = Vec::new();
         for Settlement { batch, lease, verdicts } in settlements {
-            if !self.stands(locked, lease, batch)? {
+            let open = if owned(locked, lease)? { self.open.close(batch, lease) } else { None };
+            let Some(open) = open else {
                 fenced.push(*batch);
                 continue;
-            }
-            let open = self.open.remove(&lease.lane).expect("the batch was found by its lane");
+            };
             if !open.seqs.iter().eq(verdicts.iter().map(|(seq, _)| seq)) {
                 return Err(Error::Refused(format!(
                     "batch {batch} has {} messages and the settlement does not name exactly these",
@@ -304,13 +268,15 @@ impl Desk<'_> {
             for (seq, verdict) in verdicts {
                 changes.settle(*seq, verdict)?;
             }
-            self.settled.push((lease.lane, open.position));
+            closed.push((open.lane, open.position));
         }
-        if !self.settled.is_empty() {
+        self.settled =
+            closed.iter().map(|(lane, position)| (*lane, self.open.settled(*lane, *position))).collect();
+        if !closed.is_empty() {
             let (written, removed) = tokio::join!(
                 biased;
                 changes.write(self.tx, self.store.sent),
-                remove_batches(self.tx, &self.settled),
+                remove_batches(self.tx, &closed),
             );
             let (draining, written) = match written {
                 Ok(draining) => (draining, Ok(())),
@@ -322,27 +288,9 @@ impl Desk<'_> {
         Ok(fenced)
     }
 
-    /// Whether the lane is still under this lease and the batch is open.
-    fn stands(&self, locked: &[Row], lease: &Lease, batch: &BatchId) -> Result<bool, Trouble> {
-        let mut owned = false;
-        for row in locked {
-            let found = (lane(row, 0)?, row.try_get::<_, i64>(1)?, row.try_get::<_, Option<Uuid>>(2)?);
-            owned |= found == (lease.lane, lease.epoch, Some(lease.id));
-        }
-        let open = self.open.get(&lease.lane);
-        Ok(owned
-            && open
-                .is_some_and(|open| (open.id, open.epoch, open.lease_id) == (*batch, lease.epoch, lease.id)))
-    }
-
     async fn claim(&mut self, order: &ClaimOrder, locked: &[Row]) -> Result<Turn, Trouble> {
-        let lanes = Lanes::read(
-            locked,
-            order,
-            |lane| self.open.contains_key(&lane),
-            &self.store.marks,
-            self.facts.count,
-        )?;
+        let waiting = self.open.waiting(order);
+        let lanes = Lanes::read(locked, order, waiting, &self.store.marks, self.facts.count)?;
         if lanes.free.is_empty() {
             return Ok(Turn::default());
         }
@@ -408,7 +356,8 @@ impl Desk<'_> {
             let rule = rules.get(claimed.message.topic.as_str()).copied();
             let (seq, hold_dead) = (claimed.seq, rule.is_some_and(|rule| rule.hold_dead));
             let behind = behind && rule.is_some_and(|rule| rule.hold_failed);
-            match picker.offer(lane, claimed, behind) {
+            let channel = rule.map_or(0, |rule| rule.channel);
+            match picker.offer((lane, channel), claimed, behind) {
                 Pick::Taken | Pick::Passed => {}
                 Pick::Held => held.push(seq),
                 Pick::Unreadable => unreadable.push((seq, hold_dead)),
@@ -433,7 +382,12 @@ impl Desk<'_> {
     async fn record(&self, picker: Picker, lanes: &Lanes) -> Result<Vec<Batch>, Trouble> {
         let batches: Vec<Batch> = picker
             .batches()
-            .map(|(lane, messages)| Batch { id: Uuid::now_v7(), lease: lanes.free[&lane], messages })
+            .map(|((lane, channel), messages)| Batch {
+                id: Uuid::now_v7(),
+                channel,
+                lease: lanes.free[&lane],
+                messages,
+            })
             .collect();
         if batches.is_empty() {
             return Ok(batches);
@@ -442,7 +396,8 @@ impl Desk<'_> {
         let ids: Vec<Uuid> = batches.iter().map(|batch| batch.id).collect();
         let epochs: Vec<i64> = batches.iter().map(|batch| batch.lease.epoch).collect();
         let leases: Vec<Uuid> = batches.iter().map(|batch| batch.lease.id).collect();
-        let seqs: Vec<String> = batches.iter().map(|batch| array(&batch.messages)).collect();
+        let topics: Vec<String> = batches.iter().map(|batch| names(&batch.messages)).collect();
+        let seqs: Vec<String> = batches.iter().map(|batch| numbers_of(&batch.messages)).collect();
         let size = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         let sizes: Vec<i32> = batches.iter().map(|batch| size(batch.messages.len())).collect();
         let was_failed = |claimed: &&Claimed| claimed.state.rest == message::Status::Failed;
@@ -450,15 +405,16 @@ impl Desk<'_> {
             batches.iter().map(|batch| size(batch.messages.iter().filter(was_failed).count())).collect();
         self.tx
             .execute(
-                "INSERT INTO outbox_batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
-                 SELECT b.lane, b.id, b.epoch, b.lease_id, b.seqs::bigint[], b.size, b.failed, $8
-                 FROM unnest($1::smallint[], $2::uuid[], $3::bigint[], $4::uuid[], $5::text[], $6::integer[], $7::integer[])
-                      AS b(lane, id, epoch, lease_id, seqs, size, failed)",
+                "INSERT INTO outbox_batches (lane, id, epoch, lease_id, topics, seqs, size, failed, claimed_at)
+                 SELECT b.lane, b.id, b.epoch, b.lease_id, b.topics::text[], b.seqs::bigint[], b.size, b.failed, $9
+                 FROM unnest($1::smallint[], $2::uuid[], $3::bigint[], $4::uuid[], $5::text[], $6::text[], $7::integer[],
+                             $8::integer[]) AS b(lane, id, epoch, lease_id, topics, seqs, size, failed)",
                 &[
                     (&numbers, Type::INT2_ARRAY),
                     (&ids, Type::UUID_ARRAY),
                     (&epochs, Type::INT8_ARRAY),
                     (&leases, Type::UUID_ARRAY),
+                    (&topics, Type::TEXT_ARRAY),
                     (&seqs, Type::TEXT_ARRAY),
                     (&sizes, Type::INT4_ARRAY),
                     (&failed, Type::INT4_ARRAY),
@@ -470,14 +426,31 @@ impl Desk<'_> {
     }
 }
 
+/// Whether the lane is still under this lease.
+fn owned(locked: &[Row], lease: &Lease) -> Result<bool, Trouble> {
+    for row in locked {
+        let found = (lane(row, 0)?, row.try_get::<_, i64>(1)?, row.try_get::<_, Option<Uuid>>(2)?);
+        if found == (lease.lane, lease.epoch, Some(lease.id)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Numbers as PostgreSQL writes an array: arrays of arrays must be of one length, texts need not.
-fn array(messages: &[Claimed]) -> String {
+fn numbers_of(messages: &[Claimed]) -> String {
     let seqs: Vec<String> = messages.iter().map(|claimed| claimed.seq.to_string()).collect();
     format!("{{{}}}", seqs.join(","))
 }
 
-async fn remove_batches(tx: &Transaction, settled: &[(u16, i64)]) -> Result<(), Trouble> {
-    let positions: Vec<i64> = settled.iter().map(|(_, position)| *position).collect();
+/// Topics likewise. Quoted, because one may be called `null`; what a topic is made of needs no more.
+fn names(messages: &[Claimed]) -> String {
+    let topics: Vec<String> = pick::topics(messages).iter().map(|topic| format!("\"{topic}\"")).collect();
+    format!("{{{}}}", topics.join(","))
+}
+
+async fn remove_batches(tx: &Transaction, closed: &[(u16, i64)]) -> Result<(), Trouble> {
+    let positions: Vec<i64> = closed.iter().map(|(_, position)| *position).collect();
     tx.execute("DELETE FROM outbox_batches WHERE position = ANY ($1)", &[(&positions, Type::INT8_ARRAY)])
         .await?;
     Ok(())

@@ -177,7 +177,7 @@ impl Marks {
         }
     }
 
-    /// The batch at `position` of the lane is settled, and all before it.
+    /// The batches of the lane up to `position` are settled.
     pub(super) fn settle(&self, lane: u16, position: i64) {
         let mut known = self.known();
         let settled = known.settled.entry(lane).or_default();

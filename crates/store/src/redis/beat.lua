@@ -42,8 +42,8 @@ local resizing = settings[1] ~= settings[2] or settings[2] ~= settings[3]
 local open = {}
 local function look(number)
   local found = orphans_on(number)
-  open[number] = found or nil
-  for _, orphan in ipairs(found or {}) do
+  open[number] = #found > 0 and found or nil
+  for _, orphan in ipairs(found) do
     if orphan.topic and orphan.after.status == 'dead' and rules[orphan.topic] == nil then
       unknown[#unknown + 1] = orphan.topic
       rules[orphan.topic] = true
@@ -54,8 +54,8 @@ end
 local free, number_of = {}, tonumber(settings[2])
 local share = resizing and 0 or math.ceil(number_of / alive)
 if resizing then
-  for _, number in ipairs(redis.call('HKEYS', key('batches'))) do
-    if (lanes[tonumber(number)] or lane_from(nil)).till <= now then look(tonumber(number)) end
+  for number, lane in pairs(lanes) do
+    if lane.till <= now then look(number) end
   end
 elseif wants then
   for number = 0, number_of - 1 do

@@ -28,16 +28,29 @@ local function next_due()
   return first[2] and math.max(first[2] - now, 0) or false
 end
 
--- The leases of the order that are valid and have no open batch, by lane.
-local function free_lanes(asked)
+-- Whether a lane waits for an open batch with messages of a topic that may be taken: nobody may overtake what is in it.
+-- Of a topic whose rule is not known, the worst is thought.
+local function waits(lane, rules, unknown)
+  local waiting = false
+  for _, text in ipairs(redis.call('HVALS', batches_key(lane))) do
+    for topic in string.gmatch(string.match(text, '^%S+ %S+ %d+ %d+ (%S*) '), '[^,]+') do
+      local rule = rules[topic]
+      if not rule then unknown[topic] = true end
+      waiting = waiting or not rule or rule.take > 0
+    end
+  end
+  return waiting
+end
+
+-- The leases of the order that are valid and wait for no open batch, by lane.
+local function free_lanes(asked, rules, unknown)
   local free, numbers = {}, {}
   for place, lease in ipairs(asked) do numbers[place] = lease.lane end
   local lanes = redis.call('HMGET', key('lanes'), unpack(numbers))
-  local batches = redis.call('HMGET', key('batches'), unpack(numbers))
   for place, lease in ipairs(asked) do
     local lane = lane_from(lanes[place])
-    if not batches[place] and tonumber(lease.lane) < layout() and tostring(lane.epoch) == lease.epoch
-      and lane.lease == lease.lease then
+    if tonumber(lease.lane) < layout() and tostring(lane.epoch) == lease.epoch and lane.lease == lease.lease
+      and not waits(lease.lane, rules, unknown) then
       free[lease.lane] = lease
     end
   end
@@ -83,9 +96,9 @@ local function advance(cursor)
   return true
 end
 
--- A cursor for each lane and topic that has candidates, and the topics of which no rule is known.
-local function cursors(free, rules)
-  local heap, unknown, lanes = {}, {}, layout()
+-- A cursor for each lane and topic that has candidates. Notes the topics of which no rule is known.
+local function cursors(free, rules, unknown)
+  local heap, lanes = {}, layout()
   for lane in pairs(free) do
     local topics = topics_key(lanes, lane)
     for _, topic in ipairs(redis.call('SMEMBERS', topics)) do
@@ -102,14 +115,14 @@ local function cursors(free, rules)
       end
     end
   end
-  return heap, unknown
+  return heap
 end
 
 local function size_of(row)
   return tonumber(row[5] or 0) + #row[2] + #(row[4] or '') + #(row[7] or '')
 end
 
--- Fills one batch for each lane; `pick.rs` says the same of the SQL stores.
+-- Fills one batch for each lane and channel; `pick.rs` says the same of the SQL stores.
 local function pick(heap, rules, order)
   local batches, closed, parked, bytes, taken, looked, skipped = {}, {}, {}, 0, 0, 0, false
   local holds = hold.any()
@@ -120,15 +133,16 @@ local function pick(heap, rules, order)
     end
     local cursor = pop(heap)
     local rule, lane, seq = rules[cursor.topic], cursor.lane, cursor.seq
+    local place = lane .. ':' .. rule.channel
     looked = looked + 1
     local more = true
-    if closed[lane] then
+    if closed[place] then
       skipped, more = true, false
     elseif rule.take <= 0 then
       more = false
     else
       local row = redis.call('HMGET', message_key(seq), unpack(FIELDS))
-      local batch = batches[lane] or { failed = 0, rows = {}, seqs = {} }
+      local batch = batches[place] or { lane = lane, channel = rule.channel, failed = 0, rows = {}, seqs = {}, topics = {} }
       local alone = tonumber(row[13] or 0) >= CRASHES_BEFORE_ALONE
       if not row[2] then
         -- Somebody deleted it by hand.
@@ -137,17 +151,18 @@ local function pick(heap, rules, order)
         skipped = true
         parked[#parked + 1] = { seq = seq, topic = cursor.topic, key = row[4], slot = tonumber(row[15]) }
       elseif alone and #batch.rows > 0 then
-        closed[lane], skipped, more = true, true, false
+        closed[place], skipped, more = true, true, false
       elseif bytes > 0 and bytes + size_of(row) > order.bytes then
         skipped = true
         break
       else
-        closed[lane] = alone
+        closed[place] = alone
         bytes, taken, rule.take = bytes + size_of(row), taken + 1, rule.take - 1
         if row[11] == 'failed' then batch.failed = batch.failed + 1 end
         batch.rows[#batch.rows + 1] = { seq, row }
         batch.seqs[#batch.seqs + 1] = tostring(seq)
-        batches[lane] = batch
+        batch.topics[cursor.topic] = true
+        batches[place] = batch
       end
     end
     if more and advance(cursor) then push(heap, cursor) end
@@ -160,6 +175,13 @@ local function pick(heap, rules, order)
     end
   end
   return batches, skipped
+end
+
+-- The names that are keys of a table.
+local function names_in(set)
+  local names = {}
+  for name in pairs(set) do names[#names + 1] = name end
+  return names
 end
 
 -- Puts the payload of each row where its size was.
@@ -187,23 +209,23 @@ local function claim(read)
   local asked, some = read_leases(read)
   -- While the number of lanes changes, nobody owns any.
   if not some or settings[1] ~= settings[2] then return {}, draining, next_due(), {} end
-  local free, rules = free_lanes(asked), {}
+  local rules, unknown = {}, {}
   for _ = 1, tonumber(read()) do
-    rules[read()] = { take = tonumber(read()), hold = read() == '1' }
+    rules[read()] = { take = tonumber(read()), hold = read() == '1', channel = read() }
   end
-  local heap, unknown = cursors(free, rules)
-  local names = {}
-  for topic in pairs(unknown) do names[#names + 1] = topic end
+  local free = free_lanes(asked, rules, unknown)
+  local heap = cursors(free, rules, unknown)
+  local names = names_in(unknown)
   -- One that is left out could be earlier than those that are taken.
   if #names > 0 and not order.anyhow then return {}, true, false, names end
   local batches, skipped = pick(heap, rules, order)
   local answer = {}
-  for lane, batch in pairs(batches) do
-    local id, lease = uuid(order.seed .. lane), free[lane]
+  for place, batch in pairs(batches) do
+    local id, lease = uuid(order.seed .. place), free[batch.lane]
     load_payloads(batch)
-    redis.call('HSET', key('batches'), lane, table.concat({ id, lease.epoch, lease.lease, batch.failed, #batch.seqs,
-      table.concat(batch.seqs, ',') }, ' '))
-    answer[#answer + 1] = { tonumber(lane), id, now, batch.rows }
+    redis.call('HSET', batches_key(batch.lane), id, table.concat({ lease.epoch, lease.lease, batch.failed, #batch.seqs,
+      table.concat(names_in(batch.topics), ','), table.concat(batch.seqs, ',') }, ' '))
+    answer[#answer + 1] = { tonumber(batch.lane), id, tonumber(batch.channel), now, batch.rows }
   end
   return answer, skipped or draining or #names > 0, #answer == 0 and next_due(), names
 end

@@ -102,7 +102,7 @@ impl RedisStore {
             call.arg(topics.len());
             for topic in &topics {
                 let rule = (order.rule)(topic);
-                call.arg(topic).arg(whole(rule.take)).flag(rule.hold_failed);
+                call.arg(topic).arg(whole(rule.take)).flag(rule.hold_failed).arg(rule.channel);
             }
         }
         let (answer, shortfall) = self.replicate(&call).await?;
@@ -163,7 +163,7 @@ fn read(mut answer: Reader, leases: &[Lease]) -> Result<Answer, Error> {
     let leases: HashMap<u16, Lease> = leases.iter().map(|lease| (lease.lane, *lease)).collect();
     let fenced = answer.list()?.map(|id| Reader::from(id).uuid()).collect::<Result<Vec<BatchId>, _>>()?;
     let mut batches = answer.list()?.map(|item| batch(item, &leases)).collect::<Result<Vec<_>, _>>()?;
-    batches.sort_unstable_by_key(|batch| batch.lease.lane);
+    batches.sort_unstable_by_key(|batch| (batch.lease.lane, batch.channel));
     let more = answer.flag()?;
     let next_due = answer.optional_number()?.map(|wait| between(0, wait));
     Ok(Answer { turn: Turn { fenced, batches, more, next_due }, unknown: answer.texts()? })
@@ -174,9 +174,10 @@ fn batch(item: Value, leases: &HashMap<u16, Lease>) -> Result<Batch, Error> {
     let lane = u16::try_from(item.number()?).map_err(|_| odd("a lane"))?;
     let lease = *leases.get(&lane).ok_or_else(|| odd("a lane"))?;
     let id = item.uuid()?;
+    let channel = item.size()?;
     let now = item.number()?;
     let messages = item.list()?.map(|row| claimed(row, now)).collect::<Result<_, _>>()?;
-    Ok(Batch { id, lease, messages })
+    Ok(Batch { id, channel, lease, messages })
 }
 
 fn claimed(row: Value, now: i64) -> Result<Claimed, Error> {

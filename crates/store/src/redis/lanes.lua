@@ -47,9 +47,8 @@ local function resize(lanes)
   if new == current then
     if wanted == current then return 'done' end
     -- An open batch counts even when its owner is dead: only a relay, which knows the routes, can resolve it.
-    if redis.call('EXISTS', key('batches')) == 1 then return 'busy' end
-    for _, lane in pairs(lanes) do
-      if lane.till > now then return 'busy' end
+    for number, lane in pairs(lanes) do
+      if lane.till > now or redis.call('EXISTS', batches_key(number)) == 1 then return 'busy' end
     end
     new = wanted
     settings[1] = new
@@ -61,10 +60,13 @@ local function resize(lanes)
   return wanted == new and 'done' or 'moving'
 end
 
--- The messages of a batch that a former owner left open, and what becomes of each.
+-- The messages of the batches that a former owner left open, and what becomes of each.
 local function orphans_on(number)
-  local batch, found = batch_on(number), {}
-  for _, seq in ipairs(batch and batch.seqs or {}) do
+  local seqs, found = {}, {}
+  for _, batch in ipairs(batches_on(number)) do
+    for _, seq in ipairs(batch.seqs) do seqs[#seqs + 1] = seq end
+  end
+  for _, seq in ipairs(seqs) do
     local topic, name, slot, status, attempts, crashes, delivery =
       unpack(redis.call('HMGET', message_key(seq), 'topic', 'key', 'slot', 'status', 'attempts', 'crashes', 'delivery'))
     local orphan = { seq = seq, topic = topic, key = name, slot = tonumber(slot or 0) }
@@ -75,7 +77,7 @@ local function orphans_on(number)
     end
     found[#found + 1] = orphan
   end
-  return batch and found
+  return found
 end
 
 local function bury(orphan, rule, reason)
@@ -93,7 +95,7 @@ end
 
 -- Makes what was left sendable again. Answers how many messages it had and how many of them are Dead now.
 local function resolve(number, found, rules, reason)
-  redis.call('HDEL', key('batches'), number)
+  redis.call('DEL', batches_key(number))
   local dead = 0
   for _, orphan in ipairs(found) do
     if orphan.topic then

@@ -190,16 +190,27 @@ local function unready(seq, topic, slot)
   redis.call('ZREM', bucket(layout(), slot % layout(), topic), seq)
 end
 
--- An open batch: 'id epoch lease failed size seq,seq,…'.
-local function batch_on(lane)
-  local text = redis.call('HGET', key('batches'), lane)
-  if not text then return nil end
-  local id, epoch, lease, failed, size, seqs = string.match(text, '^(%S+) (%S+) (%S+) (%d+) (%d+) (%S*)$')
-  local batch = { id = id, epoch = epoch, lease = lease, failed = tonumber(failed), size = tonumber(size), seqs = {} }
+-- The open batches of a lane, by id: 'epoch lease failed size topic,topic,… seq,seq,…'.
+local function batches_key(lane)
+  return P .. ':batches:' .. lane
+end
+
+local function batch_from(id, text)
+  local epoch, lease, failed, size, topics, seqs = string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S*) (%S*)$')
+  local batch = { id = id, epoch = epoch, lease = lease, failed = tonumber(failed), size = tonumber(size),
+    topics = topics, seqs = {} }
   for seq in string.gmatch(seqs, '%d+') do
     batch.seqs[#batch.seqs + 1] = seq
   end
   return batch
+end
+
+local function batches_on(lane)
+  local batches, list = {}, redis.call('HGETALL', batches_key(lane))
+  for place = 1, #list, 2 do
+    batches[#batches + 1] = batch_from(list[place], list[place + 1])
+  end
+  return batches
 end
 
 -- A lane: 'epoch:lease:until:owner'.
@@ -218,10 +229,12 @@ local function flies(seq, slot, seen)
   local lane = slot % layout()
   local known = seen[lane]
   if known == nil then
-    local batch = batch_on(lane)
-    known = { till = batch and lane_from(redis.call('HGET', key('lanes'), lane)).till }
-    for _, other in ipairs(batch and batch.seqs or {}) do
-      known[other] = true
+    known = {}
+    for _, batch in ipairs(batches_on(lane)) do
+      known.till = known.till or lane_from(redis.call('HGET', key('lanes'), lane)).till
+      for _, other in ipairs(batch.seqs) do
+        known[other] = true
+      end
     end
     seen[lane] = known
   end

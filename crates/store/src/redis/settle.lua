@@ -23,12 +23,13 @@ local function read_settlements(read)
       settlement.verdicts[place] = verdict
     end
     local lane = lane_from(redis.call('HGET', key('lanes'), settlement.lane))
-    local batch = batch_on(settlement.lane)
-    settlement.fenced = not batch or spent[settlement.lane] or batch.id ~= settlement.id
+    local text = redis.call('HGET', batches_key(settlement.lane), settlement.id)
+    local batch = text and batch_from(settlement.id, text)
+    settlement.fenced = not batch or spent[settlement.id]
       or tostring(lane.epoch) ~= settlement.epoch or lane.lease ~= settlement.lease
       or batch.epoch ~= settlement.epoch or batch.lease ~= settlement.lease
     if not settlement.fenced then
-      spent[settlement.lane] = true
+      spent[settlement.id] = true
       settlement.whole = #batch.seqs == #settlement.verdicts
       settlement.size = #batch.seqs
       for place, verdict in ipairs(settlement.verdicts) do
@@ -157,7 +158,7 @@ local function settle(settlements)
     if settlement.fenced then
       fenced[#fenced + 1] = settlement.id
     else
-      redis.call('HDEL', key('batches'), settlement.lane)
+      redis.call('HDEL', batches_key(settlement.lane), settlement.id)
       for _, verdict in ipairs(settlement.verdicts) do
         if verdict.kind ~= 'released' then
           settle_message(verdict, holds, mover)

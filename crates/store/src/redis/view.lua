@@ -7,9 +7,10 @@ for place = 1, #instances, 2 do
 end
 for number = 0, tonumber(settings[2]) - 1 do
   local lane = lanes[number] or lane_from(nil)
-  local batch = batch_on(number)
+  local flying = 0
+  for _, batch in ipairs(batches_on(number)) do flying = flying + batch.size end
   local owned = lane.till > now
   answer[#answer + 1] = { number, lane.epoch, owned and (names[lane.owner] or lane.owner), owned and lane.till,
-    batch and batch.size or 0 }
+    flying }
 end
 return answer

@@ -3,7 +3,7 @@
 //! The claim looks at each topic that has sendable rows by itself, so that a topic whose destination is down
 //! costs one look however many of its messages wait, and hides nobody else's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 use message::{Event, Next, step};
@@ -14,7 +14,7 @@ use super::row::{MESSAGE_COLUMNS, groups, message, message_columns, now, state};
 use super::settle::Settler;
 use super::{SqliteStore, hold, lanes, tally};
 use crate::column::{NO_HEADERS, between, word};
-use crate::pick::{Pick, Picker};
+use crate::pick::{self, Pick, Picker};
 use crate::tally::Tally;
 use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
 
@@ -127,8 +127,8 @@ fn claim(connection: &Connection, now: i64, order: &ClaimOrder) -> Result<Turn, 
     let full = candidates.len() >= order.limit;
     let rules: HashMap<&str, TopicRule> =
         topics.iter().map(|(topic, rule)| (topic.as_str(), *rule)).collect();
-    for (seq, lane) in candidates {
-        if !claimant.pick(seq, lane, &rules)? {
+    for candidate in candidates {
+        if !claimant.pick(candidate, &rules)? {
             break;
         }
     }
@@ -155,13 +155,36 @@ fn promote(connection: &Connection, now: i64) -> Result<(), Error> {
     Ok(())
 }
 
+/// The lanes that wait for an open batch.
+fn waiting(connection: &Connection, order: &ClaimOrder) -> Result<HashSet<u16>, Error> {
+    let mut lanes = HashSet::new();
+    let mut statement = connection.prepare_cached("SELECT lane, topics FROM outbox_batches")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let topics: Vec<String> = serde_json::from_str(&row.get::<_, String>(1)?)
+            .map_err(|error| Error::Broken(format!("a batch record cannot be read: {error}")))?;
+        if pick::waits_for(order, &topics) {
+            lanes.insert(row.get(0)?);
+        }
+    }
+    Ok(lanes)
+}
+
+/// A message that may be claimed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    seq: i64,
+    lane: u16,
+    channel: usize,
+}
+
 /// One claim, inside its transaction.
 struct Claimant<'a> {
     connection: &'a Connection,
     now: i64,
     order: &'a ClaimOrder,
     mask: u16,
-    /// The leases that are valid and have no open batch.
+    /// The leases that are valid and wait for no open batch.
     lanes: HashMap<u16, Lease>,
     picker: Picker,
     holds: bool,
@@ -171,15 +194,15 @@ struct Claimant<'a> {
 impl<'a> Claimant<'a> {
     fn new(connection: &'a Connection, now: i64, order: &'a ClaimOrder) -> Result<Self, Error> {
         let count = lanes::count(connection)?;
+        let waiting = waiting(connection, order)?;
         let mut free = HashMap::new();
         for lease in &order.leases {
             let valid: bool = connection
                 .prepare_cached(
-                    "SELECT EXISTS (SELECT 1 FROM outbox_lanes WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3)
-                     AND NOT EXISTS (SELECT 1 FROM outbox_batches WHERE lane = ?1)",
+                    "SELECT EXISTS (SELECT 1 FROM outbox_lanes WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3)",
                 )?
                 .query_row(params![lease.lane, lease.epoch, lease.id.to_string()], |row| row.get(0))?;
-            if valid && lease.lane < count {
+            if valid && lease.lane < count && !waiting.contains(&lease.lane) {
                 free.insert(lease.lane, *lease);
             }
         }
@@ -196,7 +219,7 @@ impl<'a> Claimant<'a> {
     }
 
     /// The first sendable messages of our lanes, by sequence number, over all topics.
-    fn candidates(&self, topics: &[(String, TopicRule)]) -> Result<Vec<(i64, u16)>, Error> {
+    fn candidates(&self, topics: &[(String, TopicRule)]) -> Result<Vec<Candidate>, Error> {
         let mut found = Vec::new();
         for (topic, rule) in topics {
             let most = rule.take.min(self.order.limit);
@@ -209,7 +232,7 @@ impl<'a> Claimant<'a> {
             while let Some(row) = rows.next()? {
                 let lane = row.get::<_, u16>(1)? & self.mask;
                 if self.lanes.contains_key(&lane) {
-                    found.push((row.get(0)?, lane));
+                    found.push(Candidate { seq: row.get(0)?, lane, channel: rule.channel });
                     taken += 1;
                     if taken == most {
                         break;
@@ -222,9 +245,10 @@ impl<'a> Claimant<'a> {
         Ok(found)
     }
 
-    /// Puts a message into its lane's batch, or parks it. `false` when the batches are full.
-    fn pick(&mut self, seq: i64, lane: u16, rules: &HashMap<&str, TopicRule>) -> Result<bool, Error> {
-        if self.picker.is_closed(lane) {
+    /// Puts a message into its batch, or parks it. `false` when the batches are full.
+    fn pick(&mut self, candidate: Candidate, rules: &HashMap<&str, TopicRule>) -> Result<bool, Error> {
+        let Candidate { seq, lane, channel } = candidate;
+        if self.picker.is_closed((lane, channel)) {
             return Ok(true);
         }
         let claimed = self.read(seq)?;
@@ -234,7 +258,7 @@ impl<'a> Claimant<'a> {
             Some(key) => hold::blocks(self.connection, &claimed.message.topic, key, seq)?,
             None => false,
         };
-        match self.picker.offer(lane, claimed, held) {
+        match self.picker.offer((lane, channel), claimed, held) {
             Pick::Taken | Pick::Passed => {}
             Pick::Held => hold::park(self.connection, seq)?,
             Pick::Unreadable => self.quarantine(seq, rule.is_some_and(|rule| rule.hold_dead))?,
@@ -292,21 +316,22 @@ impl<'a> Claimant<'a> {
     fn open(self) -> Result<Vec<Batch>, Error> {
         tally::write(self.tally, self.connection)?;
         let mut batches = Vec::new();
-        for (lane, messages) in self.picker.batches() {
-            let batch = Batch { id: Uuid::now_v7(), lease: self.lanes[&lane], messages };
+        for ((lane, channel), messages) in self.picker.batches() {
+            let batch = Batch { id: Uuid::now_v7(), channel, lease: self.lanes[&lane], messages };
             let seqs: Vec<i64> = batch.messages.iter().map(|claimed| claimed.seq).collect();
             let failed =
                 batch.messages.iter().filter(|claimed| claimed.state.rest == message::Status::Failed).count();
             self.connection
                 .prepare_cached(
-                    "INSERT INTO outbox_batches (lane, id, epoch, lease_id, seqs, size, failed, claimed_at)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                    "INSERT INTO outbox_batches (lane, id, epoch, lease_id, topics, seqs, size, failed, claimed_at)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
                 )?
                 .execute(params![
                     lane,
                     batch.id.to_string(),
                     batch.lease.epoch,
                     batch.lease.id.to_string(),
+                    serde_json::to_string(&pick::topics(&batch.messages)).expect("names are JSON"),
                     serde_json::to_string(&seqs).expect("numbers are JSON"),
                     seqs.len(),
                     failed,

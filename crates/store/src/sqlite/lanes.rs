@@ -67,8 +67,9 @@ impl Lanes for SqliteStore {
             .read(|connection| {
                 let now = now(connection)?;
                 let mut statement = connection.prepare_cached(
-                    "SELECT l.lane, l.epoch, coalesce(i.name, l.owner), l.locked_until, coalesce(b.size, 0)
-                     FROM outbox_lanes l LEFT JOIN outbox_instances i ON i.id = l.owner LEFT JOIN outbox_batches b USING (lane)
+                    "SELECT l.lane, l.epoch, coalesce(i.name, l.owner), l.locked_until,
+                            (SELECT coalesce(sum(b.size), 0) FROM outbox_batches b WHERE b.lane = l.lane)
+                     FROM outbox_lanes l LEFT JOIN outbox_instances i ON i.id = l.owner
                      WHERE l.lane < ?1 ORDER BY l.lane",
                 )?;
                 let lanes = statement.query_map([count(connection)?], |row| {
@@ -224,7 +225,8 @@ impl Heartbeat<'_> {
         let abandoned: Vec<u16> = self
             .connection
             .prepare_cached(
-                "SELECT b.lane FROM outbox_batches b JOIN outbox_lanes l USING (lane) WHERE l.locked_until <= ?1",
+                "SELECT DISTINCT b.lane FROM outbox_batches b JOIN outbox_lanes l USING (lane)
+                 WHERE l.locked_until <= ?1",
             )?
             .query_map([self.now], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
@@ -269,19 +271,17 @@ impl Heartbeat<'_> {
     }
 }
 
-/// Resolves the batch that a former owner left open on `lane`. Answers how many messages it had and how many
+/// Resolves the batches that a former owner left open on `lane`. Answers how many messages they had and how many
 /// of them are Dead now.
 fn orphan(
     connection: &Connection,
     lane: u16,
     rule: &dyn Fn(&str) -> TopicRule,
 ) -> Result<(usize, usize), Error> {
-    let seqs: Option<String> = connection
-        .prepare_cached("DELETE FROM outbox_batches WHERE lane = ?1 RETURNING seqs")?
-        .query_row([lane], |row| row.get(0))
-        .optional()?;
-    let Some(seqs) = seqs else { return Ok((0, 0)) };
-    let seqs: Vec<i64> = serde_json::from_str(&seqs).map_err(|error| Error::Broken(error.to_string()))?;
+    let seqs = left_open(connection, lane)?;
+    if seqs.is_empty() {
+        return Ok((0, 0));
+    }
     let now = now(connection)?;
     let mut moved = Tally::default();
     let mut rules = HashMap::new();
@@ -324,4 +324,18 @@ fn orphan(
     }
     tally::write(moved, connection)?;
     Ok((seqs.len(), dead))
+}
+
+/// Closes the batches of `lane`. Answers their messages.
+fn left_open(connection: &Connection, lane: u16) -> Result<Vec<i64>, Error> {
+    let mut statement =
+        connection.prepare_cached("DELETE FROM outbox_batches WHERE lane = ?1 RETURNING seqs")?;
+    let mut rows = statement.query([lane])?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        let seqs: Vec<i64> = serde_json::from_str(&row.get::<_, String>(0)?)
+            .map_err(|error| Error::Broken(format!("a batch record cannot be read: {error}")))?;
+        all.extend(seqs);
+    }
+    Ok(all)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use message::{Event, Message};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use store::{Acknowledged, Batch, NewMessage, Verdict};
+use store::{Acknowledged, Batch, NewMessage, TopicRule, Verdict};
 
 use super::{Fixture, Relay, Sabotage, World, holding};
 use known::{Known, Model};
@@ -31,11 +31,25 @@ const LENGTH: usize = 80;
 /// One thing that happens.
 #[derive(Clone, Debug)]
 enum Step {
-    Append { ordered: bool, key: Option<u8>, count: usize },
+    Append {
+        ordered: bool,
+        key: Option<u8>,
+        count: usize,
+    },
     Beat(usize),
     Leave(usize),
-    Claim { relay: usize, limit: usize },
-    Settle { relay: usize, fates: Vec<Fate> },
+    /// `only`: of the ordered topic, or of the other; else of both.
+    Claim {
+        relay: usize,
+        limit: usize,
+        only: Option<bool>,
+    },
+    /// `which` of the relay's batches.
+    Settle {
+        relay: usize,
+        which: usize,
+        fates: Vec<Fate>,
+    },
     Requeue(usize),
     Discard(usize),
     Delete(usize),
@@ -119,8 +133,10 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(ordered, key, count)| Step::Append { ordered, key, count }),
         3 => (0..RELAYS).prop_map(Step::Beat),
         1 => (0..RELAYS).prop_map(Step::Leave),
-        8 => (0..RELAYS, 1_usize..6).prop_map(|(relay, limit)| Step::Claim { relay, limit }),
-        8 => (0..RELAYS, fates).prop_map(|(relay, fates)| Step::Settle { relay, fates }),
+        8 => (0..RELAYS, 1_usize..6, any::<Option<bool>>())
+            .prop_map(|(relay, limit, only)| Step::Claim { relay, limit, only }),
+        8 => (0..RELAYS, any::<usize>(), fates)
+            .prop_map(|(relay, which, fates)| Step::Settle { relay, which, fates }),
         3 => any::<usize>().prop_map(Step::Requeue),
         2 => any::<usize>().prop_map(Step::Discard),
         1 => any::<usize>().prop_map(Step::Delete),
@@ -128,8 +144,18 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn rule(topic: &str) -> store::TopicRule {
-    if topic == ORDERED { holding(topic) } else { super::free(topic) }
+fn rule(topic: &str) -> TopicRule {
+    if topic == ORDERED { TopicRule { channel: 1, ..holding(topic) } } else { super::free(topic) }
+}
+
+fn ordered_only(topic: &str) -> TopicRule {
+    let all = rule(topic);
+    TopicRule { take: if topic == ORDERED { all.take } else { 0 }, ..all }
+}
+
+fn free_only(topic: &str) -> TopicRule {
+    let all = rule(topic);
+    TopicRule { take: if topic == ORDERED { 0 } else { all.take }, ..all }
 }
 
 /// A batch in somebody's hands.
@@ -167,8 +193,8 @@ impl History {
                 self.leave(*relay).await;
                 Ok(())
             }
-            Step::Claim { relay, limit } => self.claim(*relay, *limit).await.map(drop),
-            Step::Settle { relay, fates } => self.settle(*relay, fates).await,
+            Step::Claim { relay, limit, only } => self.claim(*relay, *limit, *only).await.map(drop),
+            Step::Settle { relay, which, fates } => self.settle(*relay, *which, fates).await,
             Step::Requeue(number) => self.amend(*number, Event::Requeued).await,
             Step::Discard(number) => self.amend(*number, Event::Discarded).await,
             Step::Delete(number) => self.amend(*number, Event::Deleted).await,
@@ -226,8 +252,13 @@ impl History {
     }
 
     /// Answers whether anything was or may still be there to claim.
-    async fn claim(&mut self, number: usize, limit: usize) -> Result<bool, String> {
-        let turn = self.relays[number].look(limit).await;
+    async fn claim(&mut self, number: usize, limit: usize, only: Option<bool>) -> Result<bool, String> {
+        let by = match only {
+            None => rule,
+            Some(true) => ordered_only,
+            Some(false) => free_only,
+        };
+        let turn = self.relays[number].look_by(by, limit).await;
         let some = turn.more || !turn.batches.is_empty();
         for batch in turn.batches {
             self.model.claimed(&batch)?;
@@ -236,9 +267,14 @@ impl History {
         Ok(some)
     }
 
-    /// Settles the oldest batch of the relay; one that it has lost must be refused.
-    async fn settle(&mut self, number: usize, fates: &[Fate]) -> Result<(), String> {
-        let Some(place) = self.held.iter().position(|held| held.relay == number) else { return Ok(()) };
+    /// Settles one of the relay's batches; one that it has lost must be refused.
+    async fn settle(&mut self, number: usize, which: usize, fates: &[Fate]) -> Result<(), String> {
+        let mut own: Vec<usize> =
+            (0..self.held.len()).filter(|place| self.held[*place].relay == number).collect();
+        if own.is_empty() {
+            return Ok(());
+        }
+        let place = own.swap_remove(which % own.len());
         let lost = self.held[place].lost;
         let batch = &self.held[place].batch;
         let fate = |claimed: &store::Claimed| {
@@ -299,9 +335,9 @@ impl History {
                 self.amend(number, Event::Requeued).await?;
             }
         }
-        while self.claim(0, 3).await? {
+        while self.claim(0, 3, None).await? {
             while self.held.iter().any(|held| held.relay == 0) {
-                self.settle(0, &[Fate::Sent]).await?;
+                self.settle(0, 0, &[Fate::Sent]).await?;
             }
             self.model.compare(&self.store).await?;
         }

@@ -76,18 +76,23 @@ impl Relay {
 
     /// Takes up to `limit` messages.
     pub async fn claim(&self, limit: usize) -> Vec<Batch> {
-        self.turn(Vec::new(), limit).await.batches
+        self.look(limit).await.batches
+    }
+
+    /// Takes up to `limit` messages, treating topics by `rule`.
+    pub async fn claim_by(&self, rule: fn(&str) -> TopicRule, limit: usize) -> Vec<Batch> {
+        self.look_by(rule, limit).await.batches
+    }
+
+    /// The same, and says all that the store answered.
+    pub async fn look_by(&self, rule: fn(&str) -> TopicRule, limit: usize) -> Turn {
+        let order = ClaimOrder { leases: self.held.clone(), limit, bytes: usize::MAX, rule: Arc::new(rule) };
+        self.store.turn(Vec::new(), Some(order)).await.expect("a turn is answered")
     }
 
     /// Takes up to `limit` messages, and says all that the store answered.
     pub async fn look(&self, limit: usize) -> Turn {
-        self.turn(Vec::new(), limit).await
-    }
-
-    async fn turn(&self, settlements: Vec<Settlement>, limit: usize) -> Turn {
-        let order =
-            ClaimOrder { leases: self.held.clone(), limit, bytes: usize::MAX, rule: Arc::new(self.rule) };
-        self.store.turn(settlements, Some(order)).await.expect("a turn is answered")
+        self.look_by(self.rule, limit).await
     }
 
     /// Says what became of each message of `batch`.
@@ -126,12 +131,12 @@ impl Relay {
 
 /// Take all there is; nobody waits for anybody.
 pub fn free(_: &str) -> TopicRule {
-    TopicRule { take: usize::MAX, hold_failed: false, hold_dead: false }
+    TopicRule { channel: 0, take: usize::MAX, hold_failed: false, hold_dead: false }
 }
 
 /// Take all there is; the later messages of a failed or Dead one's key wait.
 pub fn holding(_: &str) -> TopicRule {
-    TopicRule { take: usize::MAX, hold_failed: true, hold_dead: true }
+    TopicRule { channel: 0, take: usize::MAX, hold_failed: true, hold_dead: true }
 }
 
 /// The broker has it; nobody must acknowledge.

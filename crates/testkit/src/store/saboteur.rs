@@ -73,6 +73,10 @@ pub enum Sabotage {
     LosesAttempts,
     /// Limits are not looked at.
     IgnoresLimits,
+    /// Messages of all channels are in one batch.
+    MixesChannels,
+    /// A lane with an open batch yields nothing.
+    ShutsLanes,
     /// A message in trouble holds nobody back.
     ForgetsHolds,
     /// A message in trouble always holds its key.

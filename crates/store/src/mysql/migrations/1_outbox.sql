@@ -83,16 +83,22 @@ CREATE TABLE IF NOT EXISTS outbox_instances (
     alive_until DATETIME(3) NOT NULL
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Messages in flight: the exact ones, for as long as the batch is open. A lane has one batch at most.
+-- Messages in flight: the exact ones, for as long as the batch is open. A lane has several when they go to several
+-- brokers; while one is open, no other message of its topics is claimed on the lane.
 CREATE TABLE IF NOT EXISTS outbox_batches (
-    lane       SMALLINT UNSIGNED NOT NULL PRIMARY KEY,
+    lane       SMALLINT UNSIGNED NOT NULL,
+    -- The lowest that no other open batch of the lane has: records take each other's place, so that an old snapshot
+    -- does not make them pile up.
+    place      SMALLINT UNSIGNED NOT NULL,
     id         VARCHAR(36) NOT NULL,
     epoch      BIGINT NOT NULL,
     lease_id   VARCHAR(36) NOT NULL,
+    topics     LONGTEXT NOT NULL,
     seqs       LONGTEXT NOT NULL,
     size       INT NOT NULL,
     failed     INT NOT NULL,
-    claimed_at DATETIME(3) NOT NULL
+    claimed_at DATETIME(3) NOT NULL,
+    PRIMARY KEY (lane, place)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- What SQL users look at: in flight is a fact about batches, not a column of the message.

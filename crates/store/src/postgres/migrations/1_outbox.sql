@@ -99,14 +99,16 @@ CREATE TABLE outbox_instances (
     alive_until timestamptz NOT NULL
 );
 
--- Messages in flight: the exact ones, for as long as the batch is open. A lane has one batch at most, by its lock; an
--- index that said so would have to look at every dead entry of the lane while somebody holds an old snapshot.
+-- Messages in flight: the exact ones, for as long as the batch is open. A lane has several when they go to several
+-- brokers; while one is open, no other message of its topics is claimed on the lane, by the lane's lock. An index that
+-- said so would have to look at every dead entry of the lane while somebody holds an old snapshot.
 CREATE TABLE outbox_batches (
     lane       smallint NOT NULL,
     position   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id         uuid NOT NULL,
     epoch      bigint NOT NULL,
     lease_id   uuid NOT NULL,
+    topics     text[] NOT NULL,
     seqs       bigint[] NOT NULL,
     size       integer NOT NULL,
     failed     integer NOT NULL,

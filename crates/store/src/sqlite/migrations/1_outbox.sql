@@ -83,17 +83,20 @@ CREATE TABLE outbox_instances (
     alive_until INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Messages in flight: the exact ones, for as long as the batch is open. A lane has one batch at most.
+-- Messages in flight: the exact ones, for as long as the batch is open. A lane has several when they go to several
+-- brokers; while one is open, no other message of its topics is claimed on the lane.
 CREATE TABLE outbox_batches (
-    lane       INTEGER PRIMARY KEY,
+    lane       INTEGER NOT NULL,
     id         TEXT NOT NULL,
     epoch      INTEGER NOT NULL,
     lease_id   TEXT NOT NULL,
+    topics     TEXT NOT NULL,
     seqs       TEXT NOT NULL,
     size       INTEGER NOT NULL,
     failed     INTEGER NOT NULL,
-    claimed_at INTEGER NOT NULL
-) STRICT;
+    claimed_at INTEGER NOT NULL,
+    PRIMARY KEY (lane, id)
+) STRICT, WITHOUT ROWID;
 
 -- What SQL users look at: in flight is a fact about batches, not a column of the message.
 CREATE VIEW outbox_status AS

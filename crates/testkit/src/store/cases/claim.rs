@@ -286,3 +286,69 @@ pub async fn a_claim_keeps_to_its_limits(world: World) {
     assert_eq!(claim(100, 10).await, (1, true));
     assert_eq!(claim(100, usize::MAX).await, (10, false));
 }
+
+fn by_topic(topic: &str) -> TopicRule {
+    TopicRule { channel: usize::from(topic == "refunds"), ..free(topic) }
+}
+
+fn only_orders(topic: &str) -> TopicRule {
+    TopicRule { take: if topic == "orders" { usize::MAX } else { 0 }, ..by_topic(topic) }
+}
+
+fn only_refunds(topic: &str) -> TopicRule {
+    TopicRule { take: if topic == "refunds" { usize::MAX } else { 0 }, ..by_topic(topic) }
+}
+
+fn orders_elsewhere(topic: &str) -> TopicRule {
+    TopicRule { channel: 7, ..only_orders(topic) }
+}
+
+/// Claim 10: one turn takes for several channels, and each can be settled by itself.
+pub async fn messages_of_different_channels_are_in_different_batches(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await.by(by_topic);
+    let orders = write(&relay.store, "orders", &["a", "a"]).await;
+    let refunds = write(&relay.store, "refunds", &["a", "a"]).await;
+    let mut batches = relay.claim(10).await;
+    batches.sort_by_key(|batch| batch.channel);
+    let taken: Vec<_> = batches.iter().map(|batch| (batch.channel, ids(&batch.messages))).collect();
+    assert_eq!(taken, [(0, orders.clone()), (1, refunds.clone())]);
+    assert_eq!(batches[0].lease, batches[1].lease, "a key has one lane on all topics");
+
+    relay.settle_all(&batches[1..], &sent()).await;
+    assert_eq!(state(&relay.store, refunds[1]).await.status, Status::Sent);
+    assert_eq!(state(&relay.store, orders[0]).await.status, Status::InFlight);
+    relay.settle_all(&batches[..1], &sent()).await;
+    assert_eq!(state(&relay.store, orders[1]).await.status, Status::Sent);
+    assert_eq!(relay.store.counts().await.expect("counts").in_flight, 0);
+}
+
+/// Claim 10: while one channel is on its way, others go on, on the same lane and over and over.
+pub async fn an_open_batch_keeps_back_its_own_topics_only(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await.by(by_topic);
+    let orders = write(&relay.store, "orders", &["a", "a"]).await;
+    let hung = relay.claim_by(only_orders, 1).await;
+    assert_eq!(ids_of(&hung), orders[..1]);
+    for _ in 0..3 {
+        let refunds = write(&relay.store, "refunds", &["a", "a"]).await;
+        let batches = relay.claim_by(only_refunds, 10).await;
+        assert_eq!(ids_of(&batches), refunds);
+        assert_eq!(batches[0].lease, hung[0].lease);
+        let lanes = relay.store.lanes().await.expect("lanes can be seen");
+        assert_eq!(lanes.iter().map(|lane| lane.in_flight).sum::<u64>(), 3, "of two batches");
+        relay.settle_all(&batches, &sent()).await;
+    }
+    assert_eq!(ids_of(&relay.claim(10).await), [], "the order of the lane's topics is kept");
+    relay.settle_all(&hung, &sent()).await;
+    assert_eq!(ids_of(&relay.claim(10).await), orders[1..]);
+}
+
+/// Claim 3: whatever channel a topic goes by, nothing of it overtakes what is on its way.
+pub async fn a_topic_that_changes_its_channel_is_not_claimed_past_its_open_batch(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await.by(only_orders);
+    let orders = write(&relay.store, "orders", &["a", "a"]).await;
+    let first = relay.claim(1).await;
+    assert_eq!(ids_of(&relay.claim_by(orders_elsewhere, 10).await), []);
+    relay.settle_all(&first, &released()).await;
+    let again = relay.claim_by(orders_elsewhere, 10).await;
+    assert_eq!((again[0].channel, ids_of(&again)), (7, orders));
+}

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use message::{State, Status};
-use store::Lease;
+use store::{Lease, TopicRule};
 use uuid::Uuid;
 
 use super::{ALL, PATIENCE, ids_of, record, state, write};
@@ -105,6 +105,30 @@ pub async fn taking_a_lane_makes_what_its_owner_left_sendable_with_one_crash_mor
     let mut expected = written;
     expected.sort();
     assert_eq!(again, expected);
+}
+
+fn by_topic(topic: &str) -> TopicRule {
+    TopicRule { channel: usize::from(topic == "refunds"), ..free(topic) }
+}
+
+/// Lanes 4: a lane may have several batches; none of them is left behind.
+pub async fn taking_a_lane_resolves_every_batch_that_its_owner_left(world: World) {
+    let first = Relay::with_all_lanes(world.open().await).await.by(by_topic);
+    let mut written = write(&first.store, "orders", &["a", "a"]).await;
+    written.extend(write(&first.store, "refunds", &["a", "a"]).await);
+    let late = first.claim(10).await;
+    assert_eq!((late.len(), ids_of(&late).len()), (2, 4), "a key has a lane, and each topic a channel");
+    first.leave().await;
+
+    let mut second = Relay::new(world.open().await).by(by_topic);
+    assert_eq!(second.beat().await.orphans, 4);
+    for id in &written {
+        assert_eq!(state(&second.store, *id).await, State { crashes: 1, ..State::NEW });
+    }
+    for batch in &late {
+        assert_eq!(first.settle(batch, |_| sent()).await.fenced, [batch.id]);
+    }
+    assert_eq!(ids_of(&second.claim(10).await).len(), 4);
 }
 
 /// Lanes 4: at the limit it is Dead, says why, and holds its key where the rule says so.

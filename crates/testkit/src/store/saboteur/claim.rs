@@ -1,10 +1,11 @@
 //! Breaking the rules of Claim.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use store::{Batch, Claim, ClaimOrder, Error, Settlement, TopicRule, Turn, Verdict};
+use store::{Batch, Claim, ClaimOrder, Error, Lease, Settlement, TopicRule, Turn, Verdict};
 
 use super::{Sabotage, Saboteur};
 
@@ -93,11 +94,17 @@ impl Saboteur {
         if self.breaks(Sabotage::IgnoresLimits) {
             (order.limit, order.bytes) = (usize::MAX, usize::MAX);
         }
+        let open: HashSet<Lease> = self.memory.open().values().map(|batch| batch.lease).collect();
+        if !open.is_empty() && self.breaks(Sabotage::ShutsLanes) {
+            order.leases.retain(|lease| !open.contains(lease));
+        }
         let (all, hold) = (self.breaks(Sabotage::IgnoresTake), self.breaks(Sabotage::HoldsAlways));
+        let mixed = self.breaks(Sabotage::MixesChannels);
         let rule = Arc::clone(&order.rule);
         order.rule = Arc::new(move |topic| {
             let rule = rule(topic);
             TopicRule {
+                channel: if mixed { 0 } else { rule.channel },
                 take: if all { usize::MAX } else { rule.take },
                 hold_failed: hold || rule.hold_failed,
                 hold_dead: hold || rule.hold_dead,
