@@ -122,12 +122,14 @@ impl Claim for Memory {
         let mut turn = Turn::default();
         for lease in order.leases {
             let lane = &mut self.waiting()[usize::from(lease.lane)];
-            let messages: Vec<Claimed> = lane.drain(..share.min(lane.len())).collect();
+            // All messages have one topic and go to one broker.
+            let Some(rule) = lane.front().map(|claimed| (order.rule)(&claimed.message.topic)) else { continue };
+            let messages: Vec<Claimed> = lane.drain(..share.min(rule.take).min(lane.len())).collect();
             turn.more |= !lane.is_empty();
             if !messages.is_empty() {
                 let id = Uuid::new_v4();
                 self.flying().insert(id, messages.clone());
-                turn.batches.push(Batch { id, lease, messages });
+                turn.batches.push(Batch { id, channel: rule.channel, lease, messages });
             }
         }
         Ok(turn)

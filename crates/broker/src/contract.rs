@@ -62,7 +62,8 @@ pub enum Outcome {
         /// Why, for people.
         error: String,
     },
-    /// Perhaps stored: the answer never came. Sent again with the same id.
+    /// Perhaps stored: the answer never came. Sent again with the same id. Spends an attempt from the second time on, and
+    /// only where the destination answers others.
     Unconfirmed {
         /// Why, for people.
         error: String,

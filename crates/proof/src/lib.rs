@@ -6,9 +6,11 @@
 //! **trails**: what the application committed against what the handler did.
 
 pub mod check;
+mod elsewhere;
 pub mod ground;
 pub mod model;
 pub mod nemesis;
+mod receiver;
 pub mod scenario;
 pub mod shop;
 pub mod trail;

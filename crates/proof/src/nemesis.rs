@@ -149,7 +149,7 @@ impl Nemesis<'_> {
         for writer in writers {
             writer.close().await?;
         }
-        let messages = self.ground.shop().orders().await?.len() as u64;
+        let messages = self.ground.shop().outbox().await?.messages;
         self.until_counts(&mut others, |counts| all_done(counts, messages)).await?;
         for worker in others {
             worker.close().await?;

@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use broker::{Connected, Surroundings};
-use inbox::{Acknowledge, Consumer, Group};
+use inbox::{Acknowledge, Consumer, Group, Handler};
 use message::RetryPolicy;
 use rand::Rng;
 use relay::{Relay, Route, Settings};
 use store::InboxRules;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::elsewhere;
 use crate::ground::broker_path;
+use crate::receiver;
 use crate::shop::{Address, Hold, Sale, Shop, TOPIC, customer};
 use crate::trail::Witness;
 use crate::unsteady::Unsteady;
@@ -41,7 +43,7 @@ pub struct Work {
     /// The URL of the broker; the embedded one in the folder when there is none.
     #[arg(long, env = "POSTRIDER_PROOF_BROKER", default_value = "", hide_env_values = true)]
     pub broker: String,
-    /// The parts to run.
+    /// The parts to run. A `receiver` is what takes the consumer's place where orders go out by HTTP.
     #[arg(long, value_delimiter = ',', default_value = "producer,relay,consumer")]
     pub only: Vec<String>,
     /// Orders that there shall be in all.
@@ -96,15 +98,25 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     }
     let runs = |part: &str| work.only.iter().any(|only| only == part);
     let shop = Address { store, name: work.name.clone() }.open().await?;
-    let broker = open_broker(&work)?;
+    let broker = Brokers::open(&work)?;
     let relay = runs("relay").then(|| relay(&work, &*shop, &broker)).transpose()?;
-    let consumer = runs("consumer").then(|| {
-        let group = Group::new(GROUP, shop.store(), shop.handler(), InboxRules::default())
-            .acknowledge(Acknowledge::InStore);
+    let group = |handler: Handler| {
+        Group::new(GROUP, shop.store(), handler, InboxRules::default()).acknowledge(Acknowledge::InStore)
+    };
+    let consumer = |handler: Handler, broker: &Connected, topic: &str| {
         let subscriber = broker.subscriber.clone().context("nothing can be received from this broker")?;
-        anyhow::Ok(Consumer::new(Arc::new(group), subscriber, vec![TOPIC.to_owned()]).start())
-    });
-    let consumer = consumer.transpose()?;
+        anyhow::Ok(Consumer::new(Arc::new(group(handler)), subscriber, vec![topic.to_owned()]).start())
+    };
+    let mut consumers = Vec::new();
+    if runs("consumer") {
+        consumers.push(consumer(shop.handler(), &broker.orders, TOPIC)?);
+    }
+    if let Some(other) = broker.other.as_ref().filter(|_| runs("relay")) {
+        consumers.push(consumer(Handler::Log, other, elsewhere::TOPIC)?);
+    }
+    if runs("receiver") {
+        receiver::start(&work.broker, group(shop.handler())).await?;
+    }
 
     let closed = Arc::new(AtomicBool::new(false));
     let (fail, mut failed) = mpsc::channel(1);
@@ -117,7 +129,7 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     for writer in writers {
         writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
     }
-    if let Some(consumer) = consumer {
+    for consumer in consumers {
         consumer.drain().await;
     }
     if let Some(relay) = relay {
@@ -126,12 +138,25 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     failed.try_recv().map_or(Ok(()), Err)
 }
 
-/// The broker that everything goes through.
-fn open_broker(work: &Work) -> Result<Connected> {
-    let file = broker_path(&work.folder);
-    let embedded = format!("embedded://?lease={}", humantime::format_duration(work.lease));
-    let url = if work.broker.is_empty() { &embedded } else { &work.broker };
-    Ok(broker::open(url, &Surroundings { file, max_payload: 1 << 20 })?)
+/// Where messages go.
+struct Brokers {
+    /// The broker that orders go through.
+    orders: Connected,
+    /// The embedded one, where that is another.
+    other: Option<Connected>,
+}
+
+impl Brokers {
+    fn open(work: &Work) -> Result<Self> {
+        let lease = humantime::format_duration(work.lease);
+        let surroundings = Surroundings { file: broker_path(&work.folder), max_payload: 1 << 20 };
+        let embedded = || broker::open(&format!("embedded://?lease={lease}"), &surroundings);
+        if work.broker.is_empty() {
+            return Ok(Self { orders: embedded()?, other: None });
+        }
+        let orders = broker::open(&work.broker, &surroundings)?;
+        Ok(Self { orders, other: Some(embedded()?) })
+    }
 }
 
 async fn standard_input_closed() {
@@ -156,13 +181,17 @@ fn arm(crash: &str) -> Result<()> {
     .map_err(anyhow::Error::msg)
 }
 
-fn relay(work: &Work, shop: &dyn Shop, broker: &Connected) -> Result<relay::Running> {
+fn relay(work: &Work, shop: &dyn Shop, brokers: &Brokers) -> Result<relay::Running> {
     let settings =
         Settings { lease: work.lease, groups: Arc::new(|_| vec![GROUP.to_owned()]), ..Settings::default() };
-    let broker = Unsteady { broker: broker.publisher.clone(), delay: work.delay, failing: work.failing };
-    let route = Route { retry: retry(), ..Route::new("main", &["*"], Arc::new(broker)) };
+    let Brokers { orders, other } = brokers;
+    let orders = Unsteady { broker: orders.publisher.clone(), delay: work.delay, failing: work.failing };
+    let mut routes = vec![Route { retry: retry(), ..Route::new("main", &[TOPIC], Arc::new(orders)) }];
+    if let Some(other) = other {
+        routes.push(Route::new("other", &[elsewhere::TOPIC], other.publisher.clone()));
+    }
     let witness = Witness::new(shop.store(), &work.folder)?;
-    Ok(Relay::start(Arc::new(witness), vec![route], settings))
+    Ok(Relay::start(Arc::new(witness), routes, settings))
 }
 
 /// Starts the writers, each on a thread of its own: some drivers block.

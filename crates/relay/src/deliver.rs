@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use broker::Outcome;
 use futures::future::join_all;
-use store::{Batch, Lease, Settlement, Verdict};
+use store::{Batch, Lease, Seq, Settlement, Verdict};
 
 use crate::breaker::Destination;
 use crate::publish::{Load, Outcomes, loads};
@@ -73,7 +73,7 @@ impl Delivery {
                     let confirmed = outcome == Outcome::Confirmed;
                     let circumstances = Circumstances {
                         route,
-                        alive,
+                        blamed: alive && shared.suspect(claimed.seq, &outcome, route),
                         condemned: shared.breakers.condemned(topic, Instant::now()),
                         groups: if confirmed { (shared.settings.groups)(topic) } else { Vec::new() },
                     };
@@ -100,7 +100,27 @@ impl Delivery {
             self.shared.breakers.succeeded(&Destination::Topic(topic));
         }
         for (destination, (error, expired)) in failures.down {
+            if let Destination::Broker(broker) = &destination {
+                self.shared.suspects.acquit(broker);
+            }
             self.shared.breakers.failed(&destination, &error, expired, now);
+        }
+    }
+}
+
+impl Shared {
+    /// Whether this message went unanswered before, and does again. Its broker answered others.
+    fn suspect(&self, seq: Seq, outcome: &Outcome, route: Option<&Route>) -> bool {
+        let Some(route) = route else { return false };
+        match outcome {
+            Outcome::Unreachable { .. } | Outcome::Unconfirmed { .. } => {
+                self.suspects.again(&route.broker, seq)
+            }
+            Outcome::Held => false,
+            _ => {
+                self.suspects.answered(&route.broker, seq);
+                false
+            }
         }
     }
 }

@@ -22,6 +22,7 @@ mod leases;
 mod locks;
 mod publish;
 mod route;
+mod suspects;
 mod train;
 mod verdict;
 
@@ -42,6 +43,7 @@ use claims::Claims;
 use heart::Heart;
 use leases::Leases;
 use route::Routes;
+use suspects::Suspects;
 
 /// Which groups must acknowledge a topic whose writer named none.
 pub type Groups = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
@@ -102,6 +104,7 @@ struct Shared {
     store: Arc<dyn Store>,
     routes: Routes,
     breakers: Breakers,
+    suspects: Suspects,
     leases: Leases,
     settings: Settings,
     instance: Instance,
@@ -140,6 +143,7 @@ impl Relay {
             store,
             routes: Routes::new(routes),
             breakers: Breakers::default(),
+            suspects: Suspects::default(),
             leases: Leases::default(),
             settings,
             instance,

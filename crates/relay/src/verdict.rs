@@ -12,8 +12,8 @@ use crate::Route;
 pub(crate) struct Circumstances<'a> {
     /// Its route; none takes its topic if there is none.
     pub(crate) route: Option<&'a Route>,
-    /// The destination confirmed some other message in the same window: it is not down.
-    pub(crate) alive: bool,
+    /// It goes unanswered again and again while others of its destination are answered.
+    pub(crate) blamed: bool,
     /// Its topic has been misconfigured for longer than anybody should wait.
     pub(crate) condemned: bool,
     /// The groups that must acknowledge its topic.
@@ -23,7 +23,7 @@ pub(crate) struct Circumstances<'a> {
 /// What is to be written about a message.
 pub(crate) fn judge(claimed: &Claimed, outcome: Outcome, circumstances: Circumstances<'_>) -> Verdict {
     let default = RetryPolicy::default();
-    let Circumstances { route, alive, condemned, groups } = circumstances;
+    let Circumstances { route, blamed, condemned, groups } = circumstances;
     let policy = route.map_or(&default, |route| &route.retry);
     let hold_dead = route.is_some_and(Route::holds_dead);
     let hold_failed = route.is_some_and(Route::holds_failed);
@@ -34,7 +34,7 @@ pub(crate) fn judge(claimed: &Claimed, outcome: Outcome, circumstances: Circumst
             Verdict::Dead { reason: format!("Rejected: {error}"), error, attempted: true, hold: hold_dead }
         }
         Outcome::Deferred { error, after } => fail(claimed, policy, error, after, hold_failed, hold_dead),
-        Outcome::Unconfirmed { error } | Outcome::Unreachable { error } if alive || policy.count_outages => {
+        Outcome::Unconfirmed { error } | Outcome::Unreachable { error } if blamed || policy.count_outages => {
             fail(claimed, policy, error, None, hold_failed, hold_dead)
         }
         Outcome::Unconfirmed { error } | Outcome::Unreachable { error } => {

@@ -1,7 +1,7 @@
 //! A relay on a real SQLite store: what it does with each outcome, and what it leaves behind.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -232,6 +232,42 @@ async fn a_destination_that_is_down_spends_no_attempts_and_is_drained_when_it_is
     down.store(false, Ordering::Relaxed);
     bench.until_sent(300).await;
     assert_eq!(bench.store.counts().await.expect("counts").dead, 0);
+    relay.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_goes_away_in_the_middle_of_a_batch_costs_no_attempt() {
+    let bench = Bench::new();
+    let left = Arc::new(AtomicUsize::new(40));
+    let stock = left.clone();
+    let door = bench.door(move |_| {
+        let more = stock.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        more.is_err().then(|| Outcome::Unconfirmed { error: "connection lost".to_owned() })
+    });
+    bench.write((0..100).map(|n| order(&format!("k{n}"), n)).collect()).await;
+    let relay = bench.relay(door.clone(), |_| {});
+    bench.until("an open breaker", async |_| !relay.status().breakers.is_empty()).await;
+    left.store(usize::MAX, Ordering::Relaxed);
+    bench.until_sent(100).await;
+    assert_eq!(bench.store.counts().await.expect("counts").publish_failure_total, 0);
+    relay.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_goes_unanswered_again_and_again_while_others_are_answered_ends_in_dead() {
+    let bench = Bench::new();
+    let door = bench.door(|message| {
+        let poison = message.key.as_deref() == Some("poison");
+        poison.then(|| Outcome::Unconfirmed { error: "connection lost".to_owned() })
+    });
+    let ids = bench.write(vec![order("poison", 0)]).await;
+    let relay = bench.relay(door.clone(), |_| {});
+    let dead = async || bench.store.counts().await.expect("counts").dead == 1;
+    while !dead().await {
+        bench.write((0..20).map(|n| order(&format!("k{n}"), n)).collect()).await;
+    }
+    let record = bench.record(ids[0]).await;
+    assert_eq!(record.dead_reason.as_deref(), Some("MaxAttempts(3) exceeded"));
     relay.drain().await;
 }
 

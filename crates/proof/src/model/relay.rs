@@ -60,7 +60,7 @@ pub struct Item {
 }
 
 /// Where a batch is from and where it goes: a lane and a channel.
-pub type Place = (u8, u8);
+pub(crate) type Place = (u8, u8);
 
 /// A batch in hand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,7 @@
-//! The broker is restarted while messages flow: from the application's transaction to the handler's effect, on any pair
-//! of store and broker.
+//! The broker is restarted while messages flow, or stays away for a while: from the application's transaction to the
+//! handler's effect, on any pair of store and broker.
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,11 +10,17 @@ use anyhow::{Context, Result, ensure};
 use testkit::servers::Own;
 
 use super::Scenario;
+use crate::elsewhere::{self, Watched};
 use crate::ground::Ground;
-use crate::nemesis::Nemesis;
+use crate::nemesis::{Nemesis, Worker};
+use crate::receiver;
 
 /// Long enough that only a fault ends it.
 const LEASE: Duration = Duration::from_secs(10);
+
+/// What goes elsewhere while the broker is away may take so long at most: relays look once in a second, and the machine
+/// may be busy.
+const UNAFFECTED: Duration = Duration::from_secs(3);
 
 /// See the module.
 #[derive(Clone, Debug, clap::Args)]
@@ -32,22 +39,74 @@ pub struct Restart {
     pub away: Duration,
 }
 
-/// The servers that can be asked for.
-pub const BROKERS: [&str; 5] = ["kafka", "rabbitmq", "nats", "redis", "sqs"];
+/// What can be asked for.
+pub const BROKERS: [&str; 6] = ["kafka", "rabbitmq", "nats", "redis", "sqs", "http"];
 
-impl Restart {
-    /// The server of this broker, and the parameters that its URL needs here.
-    fn server(&self) -> Result<(&'static str, &'static str)> {
-        let name = BROKERS.into_iter().find(|name| *name == self.broker).context("no such broker")?;
+/// What is restarted.
+enum Place {
+    /// A server of a broker.
+    Server(Arc<Own>),
+    /// The service that requests go to.
+    Receiver(Worker),
+}
+
+impl Place {
+    /// Starts the broker of this name and tells the ground of it.
+    async fn start(name: &str, nemesis: &Nemesis<'_>) -> Result<Self> {
+        if name == "http" {
+            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?;
+            nemesis.ground.use_broker(receiver::url(free));
+            return Ok(Self::Receiver(nemesis.worker(RECEIVER)?));
+        }
+        let name = BROKERS.into_iter().find(|known| *known == name).context("no such broker")?;
+        let server = blocking(move || Own::start(name)).await?;
         let parameters = match name {
             // Groups are declared before the first message: what nobody has asked for, some brokers do not keep.
             "rabbitmq" => "prefix=proof&groups=proof",
             "sqs" => "prefix=proof&fifo=true",
             _ => "prefix=proof",
         };
-        Ok((name, parameters))
+        let joint = if server.url().contains('?') { '&' } else { '?' };
+        nemesis.ground.use_broker(format!("{}{joint}{parameters}", server.url()));
+        Ok(Self::Server(Arc::new(server)))
+    }
+
+    /// Who is there beside the writer.
+    fn parts(&self) -> &'static str {
+        match self {
+            Self::Server(_) => "relay,consumer",
+            Self::Receiver(_) => "relay",
+        }
+    }
+
+    /// Stops it, waits until `gone` is over, and starts it again.
+    async fn restart(self, nemesis: &Nemesis<'_>, gone: impl Future<Output = Result<()>>) -> Result<Self> {
+        match self {
+            Self::Server(server) => {
+                let stopping = server.clone();
+                blocking(move || stopping.stop()).await?;
+                gone.await?;
+                let starting = server.clone();
+                blocking(move || starting.resume()).await?;
+                Ok(Self::Server(server))
+            }
+            Self::Receiver(worker) => {
+                worker.kill().await?;
+                gone.await?;
+                Ok(Self::Receiver(nemesis.worker(RECEIVER)?))
+            }
+        }
+    }
+
+    async fn close(self) -> Result<()> {
+        match self {
+            Self::Server(server) => blocking(move || drop(server)).await,
+            Self::Receiver(worker) => worker.close().await,
+        }
     }
 }
+
+const RECEIVER: &[&str] = &["--only", "receiver"];
 
 impl Scenario for Restart {
     fn needs(&self, _: &str) -> Result<u64> {
@@ -55,36 +114,40 @@ impl Scenario for Restart {
     }
 
     async fn happen(&self, program: &Path, ground: &Ground) -> Result<String> {
-        let (name, parameters) = self.server()?;
-        let server = Arc::new(blocking(move || Own::start(name)).await?);
-        let joint = if server.url().contains('?') { '&' } else { '?' };
-        ground.use_broker(format!("{}{joint}{parameters}", server.url()));
         let nemesis = Nemesis { program, ground, keys: self.keys, lease: LEASE };
+        let place = Place::start(&self.broker, &nemesis).await?;
 
         // Both ends are there before anything is written: each consumer declares what it wants to hear of.
-        let mut others = vec![nemesis.worker(&["--only", "relay,consumer"])?];
+        let mut others = vec![nemesis.worker(&["--only", place.parts()])?];
         let writer = nemesis.worker(&["--only", "producer", "--messages", &self.messages.to_string()])?;
-        let half = self.messages / 2;
-        nemesis.until_counts(&mut others, |counts| counts.acknowledged_total >= half / 2).await?;
+        nemesis.until_counts(&mut others, |counts| counts.acknowledged_total >= self.messages / 4).await?;
         let before = ground.shop().store().counts().await?;
-        let (stopped, restarting) = (Instant::now(), server.clone());
-        let away = self.away;
-        blocking(move || {
-            restarting.stop();
-            std::thread::sleep(away);
-            restarting.resume();
-        })
-        .await?;
-        let gone = stopped.elapsed();
-        let back = Instant::now();
-        nemesis.until_counts(&mut others, |counts| counts.sent >= self.messages).await?;
+        ensure!(before.sent < self.messages, "everything was sent before the broker was restarted");
+
+        let stopped = Instant::now();
+        let mut other = Watched::default();
+        let place = place
+            .restart(&nemesis, async {
+                other = elsewhere::watch(&*ground.shop().store(), self.away).await?;
+                Ok(())
+            })
+            .await?;
+        let (gone, back) = (stopped.elapsed(), Instant::now());
+        let Watched { messages, slowest } = other;
+        ensure!(slowest < UNAFFECTED, "one of {messages} that went elsewhere meanwhile took {slowest:?}");
+
+        let all = self.messages + messages;
+        nemesis.until_counts(&mut others, |counts| counts.sent >= all).await?;
         let drained = back.elapsed();
         let counts = ground.shop().store().counts().await?;
         ensure!(counts.dead == 0, "an outage of the broker is nobody's fault, and {} are Dead", counts.dead);
-        ensure!(before.sent < self.messages, "everything was sent before the broker was restarted");
+        let attempts = counts.publish_failure_total;
+        ensure!(attempts == 0, "an outage of the broker is nobody's fault, and {attempts} attempts were spent");
         let report = nemesis.finish(vec![writer], others).await?;
-        drop(blocking(move || drop(server)).await);
-        Ok(format!("{name} was away for {gone:.1?}, drained in {drained:.1?}: {report}"))
+        place.close().await?;
+        let name = &self.broker;
+        let elsewhere = format!("{messages} went elsewhere in {slowest:.1?} at most");
+        Ok(format!("{name} was away for {gone:.1?}, drained in {drained:.1?}, {elsewhere}: {report}"))
     }
 }
 
