@@ -72,6 +72,7 @@ impl Server for Sqs {
     }
 }
 
+/// Its web server would give up on a poll of twenty seconds in the moment in which that is answered.
 fn config(data: &Path, account: &str, port: u16) -> String {
     let messages = data.join("messages");
     let messages = messages.display();
@@ -80,6 +81,7 @@ fn config(data: &Path, account: &str, port: u16) -> String {
          rest-sqs {{ enabled = true, bind-hostname = \"127.0.0.1\", bind-port = {port}, sqs-limits = strict }}\n\
          rest-stats {{ enabled = false }}\n\
          aws {{ region = eu-central-1, accountId = \"{account}\" }}\n\
+         pekko.http.server {{ request-timeout = 60s, idle-timeout = 90s }}\n\
          messages-storage {{ enabled = true, uri = \"jdbc:h2:{messages}\" }}\n\
          queues {{ {HERE} {{}} }}\n"
     )
