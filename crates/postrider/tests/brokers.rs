@@ -88,7 +88,7 @@ fn a_webhook_gets_the_message_with_its_signature() {
     let id = send(&server, "7");
     let (mut connection, _) = listener.accept().expect("the relay comes");
     let mut request = Vec::new();
-    while !String::from_utf8_lossy(&request).contains("{\"total\":10}") {
+    while !String::from_utf8_lossy(&request).contains("{\"total\": 10}") {
         let mut part = [0; 4_096];
         let read = connection.read(&mut part).expect("a request");
         assert!(read > 0, "the request ended early: {}", String::from_utf8_lossy(&request));
