@@ -43,10 +43,18 @@ pub struct Restart {
 /// What can be asked for.
 pub const BROKERS: [&str; 6] = ["kafka", "rabbitmq", "nats", "redis", "sqs", "http"];
 
+/// Servers that stand in for a service and forget at a restart what they had confirmed. They hang instead.
+const FORGETFUL: [&str; 1] = ["sqs"];
+
+/// Longer than any publisher waits for an answer.
+const HANGS: Duration = Duration::from_secs(12);
+
 /// What is restarted.
 enum Place {
     /// A server of a broker.
     Server(Arc<Own>),
+    /// One that must not be stopped.
+    Forgetful(Arc<Own>),
     /// The service that requests go to.
     Receiver(Worker),
 }
@@ -69,13 +77,14 @@ impl Place {
         };
         let joint = if server.url().contains('?') { '&' } else { '?' };
         nemesis.ground.use_broker(format!("{}{joint}{parameters}", server.url()));
-        Ok(Self::Server(Arc::new(server)))
+        let server = Arc::new(server);
+        Ok(if FORGETFUL.contains(&name) { Self::Forgetful(server) } else { Self::Server(server) })
     }
 
     /// Who is there beside the writer.
     fn parts(&self) -> &'static str {
         match self {
-            Self::Server(_) => "relay,consumer",
+            Self::Server(_) | Self::Forgetful(_) => "relay,consumer",
             Self::Receiver(_) => "relay",
         }
     }
@@ -91,6 +100,12 @@ impl Place {
                 blocking(move || starting.resume()).await?;
                 Ok(Self::Server(server))
             }
+            Self::Forgetful(server) => {
+                let stalled = server.stall();
+                tokio::try_join!(gone, async { Ok(tokio::time::sleep(HANGS).await) })?;
+                drop(stalled);
+                Ok(Self::Forgetful(server))
+            }
             Self::Receiver(worker) => {
                 worker.kill().await?;
                 gone.await?;
@@ -101,7 +116,7 @@ impl Place {
 
     async fn close(self) -> Result<()> {
         match self {
-            Self::Server(server) => blocking(move || drop(server)).await,
+            Self::Server(server) | Self::Forgetful(server) => blocking(move || drop(server)).await,
             Self::Receiver(worker) => worker.close().await,
         }
     }
