@@ -13,6 +13,7 @@ mod mariadb;
 mod nats;
 mod postgres;
 mod process;
+mod pubsub;
 mod rabbitmq;
 mod redis;
 mod session;
@@ -39,7 +40,7 @@ pub(crate) type Urls = BTreeMap<String, String>;
 const STORES: usize = 3;
 
 /// All that can be started. A new one is a file, and a line here.
-const ALL: [&dyn Server; 7] = [
+const ALL: [&dyn Server; 8] = [
     &postgres::Postgres,
     &mariadb::MariaDb,
     &redis::Redis,
@@ -47,6 +48,7 @@ const ALL: [&dyn Server; 7] = [
     &rabbitmq::RabbitMq,
     &kafka::Kafka,
     &sqs::Sqs,
+    &pubsub::PubSub,
 ];
 
 /// Below those that the kernel gives to clients: while a server is down, a client that tries again and again would

@@ -19,6 +19,8 @@ pub mod nats;
 mod open;
 #[allow(dead_code, reason = "no backend uses all of it")]
 mod partition;
+#[cfg(feature = "pubsub")]
+pub mod pubsub;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 #[cfg(feature = "redis-streams")]

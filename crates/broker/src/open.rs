@@ -23,6 +23,7 @@ impl Connected {
         feature = "embedded",
         feature = "kafka",
         feature = "nats",
+        feature = "pubsub",
         feature = "rabbitmq",
         feature = "redis-streams",
         feature = "sqs"
@@ -54,7 +55,7 @@ pub enum Unopened {
 }
 
 /// Every scheme, and the feature that it needs.
-const SCHEMES: [(&str, &str); 12] = [
+const SCHEMES: [(&str, &str); 13] = [
     ("embedded", "embedded"),
     ("kafka", "kafka"),
     ("kafkas", "kafka"),
@@ -63,6 +64,7 @@ const SCHEMES: [(&str, &str); 12] = [
     ("nats", "nats"),
     ("natss", "nats"),
     ("sqs", "sqs"),
+    ("pubsub", "pubsub"),
     ("redis", "redis-streams"),
     ("rediss", "redis-streams"),
     ("http", "http"),
@@ -81,6 +83,8 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
         "redis" | "rediss" => crate::redis_streams::Config::from_url(url).map(drop),
         #[cfg(feature = "sqs")]
         "sqs" => crate::sqs::Config::from_url(url).map(drop),
+        #[cfg(feature = "pubsub")]
+        "pubsub" => crate::pubsub::Config::from_url(url).map(drop),
         #[cfg(feature = "rabbitmq")]
         "amqp" | "amqps" => crate::rabbitmq::Config::from_url(url).map(drop),
         #[cfg(feature = "kafka")]
@@ -120,6 +124,8 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
         }
         #[cfg(feature = "sqs")]
         "sqs" => Ok(Connected::both(crate::sqs::Broker::open(crate::sqs::Config::from_url(url)?)?)),
+        #[cfg(feature = "pubsub")]
+        "pubsub" => Ok(Connected::both(crate::pubsub::Broker::open(crate::pubsub::Config::from_url(url)?)?)),
         #[cfg(feature = "rabbitmq")]
         "amqp" | "amqps" => {
             Ok(Connected::both(crate::rabbitmq::Broker::open(crate::rabbitmq::Config::from_url(url)?)?))

@@ -7,6 +7,7 @@
     feature = "rabbitmq",
     feature = "nats",
     feature = "sqs",
+    feature = "pubsub",
     feature = "redis-streams"
 ))]
 
@@ -19,8 +20,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use harness::{Folder, Server};
 
 /// The servers, and what their URLs need beside a prefix of the test's own.
-const BROKERS: [(&str, &str); 5] =
-    [("kafka", ""), ("rabbitmq", ""), ("nats", ""), ("redis", ""), ("sqs", "&fifo=true")];
+const BROKERS: [(&str, &str); 6] = [
+    ("kafka", ""),
+    ("rabbitmq", ""),
+    ("nats", ""),
+    ("redis", ""),
+    ("sqs", "&fifo=true"),
+    ("pubsub", "&groups=ledger"),
+];
 
 fn url(name: &str, parameters: &str) -> String {
     static MADE: AtomicU32 = AtomicU32::new(0);

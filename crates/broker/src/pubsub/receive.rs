@@ -1,0 +1,232 @@
+//! Subscriber: one streaming pull for each topic, read ahead as far as [`Config::window`](super::Config::window) goes.
+//!
+//! A task of its own reads each stream, so that a `receive` that is dropped takes nothing with it, and the client extends
+//! the leases of all that was read until it is acknowledged.
+//!
+//! What is given back stays leased and is delivered again from here, before anything else: the service would send it
+//! again only after all before it in its key are settled, and would let what is on its way overtake it. It goes to other
+//! members when this one closes or dies.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::DateTime;
+use futures::future::{join_all, try_join_all};
+use google_cloud_pubsub::client;
+use google_cloud_pubsub::model;
+use google_cloud_pubsub::subscriber::handler::Handler;
+use google_cloud_pubsub::subscriber::{MessageStream, ShutdownBehavior, ShutdownToken};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::error::{self, Failure};
+use super::setup::Unfit;
+use super::{Broker, EVENT_PREFIX, Inner};
+use crate::envelope::{Arrived, read};
+use crate::partition::fnv1a;
+use crate::unfinished::Unfinished;
+use crate::{Delivery, Position, ReceiveError, Subscriber, Subscription};
+
+/// How long a farewell may take: what is not said by then, the end of the leases says.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+#[async_trait]
+impl Subscriber for Broker {
+    async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Subscription>, ReceiveError> {
+        let inner = &self.inner;
+        let ready = try_join_all(topics.iter().map(|topic| inner.prepare_subscription(group, topic)));
+        let ready = timeout(inner.config.timeout, ready).await.unwrap_or(Err(Unfit::Late));
+        ready.map_err(Unfit::receive)?;
+        let clients = inner.clients().await.map_err(|error| Unfit::Client(error).receive())?;
+        let (sender, incoming) = mpsc::unbounded_channel();
+        let streams = topics.iter().enumerate().map(|(topic, name)| {
+            let path = inner.subscription_path(group, name);
+            let stream = inner.stream(&clients.subscriber, &path);
+            let end = stream.shutdown_token();
+            let reader = Reader { topic, path, create: inner.config.create, sender: sender.clone() };
+            Stream { end, task: tokio::spawn(reader.run(stream)) }
+        });
+        Ok(Box::new(Member {
+            topics: topics.to_vec(),
+            streams: streams.collect(),
+            incoming,
+            again: VecDeque::new(),
+            held: Unfinished::default(),
+            next: 0,
+            failed: None,
+            timeout: inner.config.timeout,
+        }))
+    }
+}
+
+impl Inner {
+    fn stream(&self, subscriber: &client::Subscriber, path: &str) -> MessageStream {
+        subscriber
+            .subscribe(path)
+            .set_max_outstanding_messages(self.config.window)
+            .set_max_lease_extension(self.config.ack_deadline)
+            // As long as the work takes: it is not the client that decides when a member is dead.
+            .set_max_lease(Duration::MAX)
+            .set_shutdown_behavior(ShutdownBehavior::NackImmediately)
+            .build()
+    }
+}
+
+/// Reads a stream until it ends or nobody listens.
+struct Reader {
+    topic: usize,
+    path: String,
+    create: bool,
+    sender: mpsc::UnboundedSender<Result<Message, ReceiveError>>,
+}
+
+impl Reader {
+    async fn run(self, mut stream: MessageStream) {
+        // The service sends no more than the window, so what waits in the channel is bounded.
+        while let Some(next) = stream.next().await {
+            let next = match next {
+                Ok((content, handler)) => Ok(Message { topic: self.topic, content, handler }),
+                Err(error) if self.create && error::failure(&error) == Failure::Missing => {
+                    // Whoever subscribes anew makes it again.
+                    Err(ReceiveError::Unreachable(format!("the subscription {} is gone", self.path)))
+                }
+                Err(error) => Err(error::receive(&error, &format!("subscription {}", self.path))),
+            };
+            if self.sender.send(next).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A message that is leased to us.
+struct Message {
+    /// Which of the member's topics.
+    topic: usize,
+    content: model::Message,
+    handler: Handler,
+}
+
+/// A stream whose end gives back what it brought.
+struct Stream {
+    end: ShutdownToken,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Member {
+    topics: Vec<String>,
+    streams: Vec<Stream>,
+    incoming: mpsc::UnboundedReceiver<Result<Message, ReceiveError>>,
+    /// What was given back, in the order in which it must come again.
+    again: VecDeque<Message>,
+    held: Unfinished<Message>,
+    /// Offsets are numbers of deliveries: a message that comes again has another.
+    next: i64,
+    /// Why a stream ended: said to whoever asks next.
+    failed: Option<ReceiveError>,
+    /// How long a confirmation may take.
+    timeout: Duration,
+}
+
+#[async_trait]
+impl Subscription for Member {
+    async fn receive(&mut self, max: usize) -> Result<Vec<Delivery>, ReceiveError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let mut deliveries = Vec::new();
+        while deliveries.len() < max {
+            let message = match (self.again.pop_front(), deliveries.is_empty()) {
+                (Some(message), _) => message,
+                // The only point at which this can be dropped: nothing has been taken by then.
+                (None, true) => match self.incoming.recv().await {
+                    Some(message) => message?,
+                    None => return Err(ReceiveError::Unreachable("the stream has ended".to_owned())),
+                },
+                (None, false) => match self.incoming.try_recv() {
+                    Ok(Ok(message)) => message,
+                    // What came before it comes first.
+                    Ok(Err(error)) => {
+                        self.failed = Some(error);
+                        break;
+                    }
+                    Err(_) => break,
+                },
+            };
+            deliveries.push(self.deliver(message));
+        }
+        Ok(deliveries)
+    }
+
+    async fn acknowledge(&mut self, positions: &[Position]) -> Result<(), ReceiveError> {
+        let mut confirmations = Vec::new();
+        for message in positions.iter().flat_map(|position| self.held.up_to(*position)) {
+            match message.handler {
+                Handler::ExactlyOnce(handler) => confirmations.push(handler.confirmed_ack()),
+                handler => handler.ack(),
+            }
+        }
+        // The client itself would wait for ten minutes.
+        let confirmed = timeout(self.timeout, join_all(confirmations)).await;
+        let late = |_| ReceiveError::Unreachable("no acknowledgement was confirmed in time".to_owned());
+        for confirmed in confirmed.map_err(late)? {
+            confirmed.or_else(|error| error::acknowledged(&error))?;
+        }
+        Ok(())
+    }
+
+    async fn give_back(&mut self, positions: &[Position]) -> Result<(), ReceiveError> {
+        for position in positions {
+            // Whatever of its partition waits there already comes after it.
+            for message in self.held.from(*position).into_iter().rev() {
+                self.again.push_front(message);
+            }
+        }
+        Ok(())
+    }
+
+    async fn close(mut self: Box<Self>) {
+        // Acknowledgements that were not sent yet are sent; everything else is given back.
+        let ends = join_all(self.streams.iter().map(|stream| stream.end.shutdown()));
+        if timeout(FAREWELL, ends).await.is_err() {
+            tracing::debug!("Pub/Sub did not hear that a member left");
+        }
+        self.held.clear();
+    }
+}
+
+impl Member {
+    fn deliver(&mut self, message: Message) -> Delivery {
+        let topic = &self.topics[message.topic];
+        let model::Message { data, attributes, message_id, publish_time, ordering_key, .. } =
+            message.content.clone();
+        let partition = match ordering_key.is_empty() {
+            true => format!("{topic}/{message_id}"),
+            false => format!("{topic}//{ordering_key}"),
+        };
+        let position = Position { partition: fnv1a(partition.as_bytes()), offset: self.next };
+        self.next += 1;
+        let stored_at = publish_time
+            .and_then(|time| DateTime::from_timestamp(time.seconds(), u32::try_from(time.nanos()).ok()?));
+        let arrived = Arrived {
+            topic,
+            payload: data,
+            content_type: None,
+            key: Some(ordering_key).filter(|key| !key.is_empty()),
+            fields: attributes.into_iter().collect(),
+            place: message_id,
+            stored_at,
+        };
+        let delivery = read(arrived, EVENT_PREFIX, position);
+        self.held.insert(position, message);
+        delivery
+    }
+}
