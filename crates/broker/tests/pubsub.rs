@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The shortest that there is: what was sent into a connection that ended comes again after it.
 const LEASE: Duration = Duration::from_secs(10);
 
+/// After several failures the client waits for up to a minute before it opens its stream again.
+const REOPENS: Duration = Duration::from_secs(75);
+
 /// No key may be stuck for longer.
 const STUCK: Duration = Duration::from_secs(5);
 
@@ -198,6 +201,22 @@ async fn a_server_that_is_away_is_unreachable_and_nobody_has_to_open_anything_wh
     assert_eq!(drain(&mut subscribe(&broker).await, 20).await.len(), 20);
 }
 
+/// The client keeps an outage to itself, and after a long one it is in no hurry.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_hears_nothing_notices_that_the_service_is_away() {
+    let config = config();
+    let line = Line::to(config.emulator.clone().expect("the tests use an emulator")).await;
+    let broker = open(&Config { emulator: Some(line.place()), ..config.clone() });
+    let mut member = subscribe(&broker).await;
+    let away = line.block();
+    let said = tokio::time::timeout(PATIENCE, member.receive(1)).await.expect("it says something");
+    assert!(matches!(said, Err(ReceiveError::Unreachable(_))), "{said:?}");
+    drop(away);
+    member.close().await;
+    assert_eq!(open(&config).publish(vec![outgoing("a", count(1), 1)]).await, [Outcome::Confirmed]);
+    assert_eq!(payloads(&drain(&mut subscribe(&broker).await, 1).await), [count(1)]);
+}
+
 /// Nothing that was confirmed is lost, and no key is out of order, while connections end again and again.
 #[tokio::test(flavor = "multi_thread")]
 async fn order_is_kept_while_connections_end_again_and_again() {
@@ -236,7 +255,7 @@ async fn order_is_kept_while_connections_end_again_and_again() {
     let receiving = async {
         let mut seen: BTreeMap<String, Vec<String>> = BTreeMap::new();
         while seen.values().map(Vec::len).sum::<usize>() <= (KEYS * EACH) as usize {
-            let more = tokio::time::timeout(PATIENCE, subscription.receive(100)).await;
+            let more = tokio::time::timeout(REOPENS, subscription.receive(100)).await;
             let more = more.unwrap_or_else(|_| panic!("{seen:?}")).expect("it goes on by itself");
             subscription.acknowledge(&positions(&more)).await.expect("an acknowledgement is taken");
             for delivery in more {

@@ -1,7 +1,8 @@
-//! A server that speaks Pub/Sub: Google's emulator where the machine has it, and one of our own where not.
+//! A server that speaks Pub/Sub: a small program around Google's test server for Go, built here.
 //!
-//! Google publishes its emulator with its command line tools and nowhere else. The other is a small program around
-//! Google's test server for Go. Both keep everything in memory.
+//! Google's emulator would be nearer to the service, but it comes with Google's command line tools and nowhere else, and
+//! after a stream of several has ended, keys that were that stream's share reach nobody any more. Test server and
+//! emulator alike keep everything in memory.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -24,12 +25,6 @@ const SOURCES: [(&str, &str); 3] = [
 /// The folder of the program that is built from them; its name changes with them.
 const BUILT: &str = "pubsub-1";
 
-/// Below the folder of Google's tools.
-const EMULATOR: &str = "platform/pubsub-emulator/lib";
-
-/// Where Debian packages of Google's tools have them.
-const TOOLS: &str = "/usr/lib/google-cloud-sdk";
-
 /// The project of the tests: no server asks whether it exists.
 const PROJECT: &str = "postrider";
 
@@ -45,7 +40,7 @@ impl Server for PubSub {
     }
 
     fn installed(&self) -> bool {
-        emulator().is_some() || downloads::has(BUILT) || find("go").is_some()
+        downloads::has(BUILT) || find("go").is_some()
     }
 
     fn user(&self) -> &'static str {
@@ -59,14 +54,8 @@ impl Server for PubSub {
     }
 
     fn start(&self, place: &Place, port: u16) -> Result<Command> {
-        let Some((java, jar)) = emulator() else {
-            let mut server = place.command(&built()?.join("pubsub"));
-            server.arg(format!("-port={port}"));
-            return Ok(server);
-        };
-        let mut server = place.command(&java);
-        server.args(["-Xmx512m", "-XX:+UseSerialGC", "-jar"]).arg(jar);
-        server.args(["--host=127.0.0.1", &format!("--port={port}")]);
+        let mut server = place.command(&built()?.join("pubsub"));
+        server.arg(format!("-port={port}"));
         Ok(server)
     }
 
@@ -79,19 +68,7 @@ impl Server for PubSub {
     }
 }
 
-/// Java and Google's emulator, if both are here.
-fn emulator() -> Option<(PathBuf, PathBuf)> {
-    let java = find("java")?;
-    // Beside the command line tools, wherever those were unpacked.
-    let gcloud = find("gcloud").and_then(|program| program.canonicalize().ok());
-    let unpacked = gcloud.as_deref().and_then(|program| program.parent()?.parent()).map(Path::to_owned);
-    let roots = [Some(PathBuf::from(TOOLS)), unpacked].into_iter().flatten();
-    let jars = roots.filter_map(|root| std::fs::read_dir(root.join(EMULATOR)).ok()).flatten().flatten();
-    let jar = jars.map(|file| file.path()).find(|file| file.extension().is_some_and(|kind| kind == "jar"))?;
-    Some((java, jar))
-}
-
-/// The folder of the other server, built by the first who asks.
+/// The folder of the program, built by the first who asks.
 fn built() -> Result<PathBuf> {
     downloads::folder(BUILT, |folder| {
         eprintln!("pubsub: building a server");
@@ -106,8 +83,8 @@ fn built() -> Result<PathBuf> {
     })
 }
 
-/// Asks for a topic that is not there, until it is missed in the words of Pub/Sub. The emulator leaves connections open, so
-/// nobody may wait for the end of an answer.
+/// Asks for a topic that is not there, until it is missed in the words of Pub/Sub. The connection stays open, so nobody may
+/// wait for the end of an answer.
 fn ask(port: u16) -> Option<()> {
     let patience = Duration::from_secs(5);
     let address = SocketAddr::from(([127, 0, 0, 1], port));

@@ -6,8 +6,13 @@
 //! What is given back stays leased and is delivered again from here, before anything else: the service would send it
 //! again only after all before it in its key are settled, and would let what is on its way overtake it. It goes to other
 //! members when this one closes or dies.
+//!
+//! The client keeps outages to itself, and after a long one takes up to a minute to open its stream again. So a member that
+//! hears nothing asks now and then whether the service is there, and says so if it is not: whoever joins again has a
+//! fresh stream.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,7 +24,7 @@ use google_cloud_pubsub::subscriber::handler::Handler;
 use google_cloud_pubsub::subscriber::{MessageStream, ShutdownBehavior, ShutdownToken};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::error::{self, Failure};
 use super::setup::Unfit;
@@ -28,6 +33,12 @@ use crate::envelope::{Arrived, read};
 use crate::partition::fnv1a;
 use crate::unfinished::Unfinished;
 use crate::{Delivery, Position, ReceiveError, Subscriber, Subscription};
+
+/// After this long without a message somebody should look whether there is still a service.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// What was sent to a member before it said farewell has arrived by then.
+const UNDER_WAY: Duration = Duration::from_millis(500);
 
 /// How long a farewell may take: what is not said by then, the end of the leases says.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -49,6 +60,8 @@ impl Subscriber for Broker {
             Stream { end, task: tokio::spawn(reader.run(stream)) }
         });
         Ok(Box::new(Member {
+            inner: Arc::clone(inner),
+            group: group.to_owned(),
             topics: topics.to_vec(),
             streams: streams.collect(),
             incoming,
@@ -56,7 +69,7 @@ impl Subscriber for Broker {
             held: Unfinished::default(),
             next: 0,
             failed: None,
-            timeout: inner.config.timeout,
+            heard: Instant::now(),
         }))
     }
 }
@@ -122,6 +135,8 @@ impl Drop for Stream {
 }
 
 struct Member {
+    inner: Arc<Inner>,
+    group: String,
     topics: Vec<String>,
     streams: Vec<Stream>,
     incoming: mpsc::UnboundedReceiver<Result<Message, ReceiveError>>,
@@ -132,8 +147,8 @@ struct Member {
     next: i64,
     /// Why a stream ended: said to whoever asks next.
     failed: Option<ReceiveError>,
-    /// How long a confirmation may take.
-    timeout: Duration,
+    /// When the service last gave a sign of life, or was asked for one.
+    heard: Instant,
 }
 
 #[async_trait]
@@ -147,10 +162,7 @@ impl Subscription for Member {
             let message = match (self.again.pop_front(), deliveries.is_empty()) {
                 (Some(message), _) => message,
                 // The only point at which this can be dropped: nothing has been taken by then.
-                (None, true) => match self.incoming.recv().await {
-                    Some(message) => message?,
-                    None => return Err(ReceiveError::Unreachable("the stream has ended".to_owned())),
-                },
+                (None, true) => self.incoming().await?,
                 (None, false) => match self.incoming.try_recv() {
                     Ok(Ok(message)) => message,
                     // What came before it comes first.
@@ -175,7 +187,7 @@ impl Subscription for Member {
             }
         }
         // The client itself would wait for ten minutes.
-        let confirmed = timeout(self.timeout, join_all(confirmations)).await;
+        let confirmed = timeout(self.inner.config.timeout, join_all(confirmations)).await;
         let late = |_| ReceiveError::Unreachable("no acknowledgement was confirmed in time".to_owned());
         for confirmed in confirmed.map_err(late)? {
             confirmed.or_else(|error| error::acknowledged(&error))?;
@@ -194,6 +206,14 @@ impl Subscription for Member {
     }
 
     async fn close(mut self: Box<Self>) {
+        // What is under way would stay leased to nobody. It is let in, up to the window, and not dropped one by one:
+        // that would ask for more.
+        let let_in = async {
+            while let Ok(Some(Ok(message))) = timeout(UNDER_WAY, self.incoming.recv()).await {
+                self.again.push_back(message);
+            }
+        };
+        let _ = timeout(FAREWELL, let_in).await;
         // Acknowledgements that were not sent yet are sent; everything else is given back.
         let ends = join_all(self.streams.iter().map(|stream| stream.end.shutdown()));
         if timeout(FAREWELL, ends).await.is_err() {
@@ -204,6 +224,26 @@ impl Subscription for Member {
 }
 
 impl Member {
+    /// The next message that comes from the service.
+    async fn incoming(&mut self) -> Result<Message, ReceiveError> {
+        loop {
+            let came = timeout_at(self.heard + SILENCE, self.incoming.recv()).await;
+            self.heard = Instant::now();
+            match came {
+                Ok(Some(message)) => return message,
+                Ok(None) => return Err(ReceiveError::Unreachable("the stream has ended".to_owned())),
+                Err(_) => self.ask().await?,
+            }
+        }
+    }
+
+    /// Whether the service is there, and has what we wait for.
+    async fn ask(&self) -> Result<(), ReceiveError> {
+        let all = self.topics.iter().map(|topic| self.inner.prepare_subscription(&self.group, topic));
+        let all = timeout(self.inner.config.timeout, try_join_all(all)).await;
+        all.unwrap_or(Err(Unfit::Late)).map(drop).map_err(Unfit::receive)
+    }
+
     fn deliver(&mut self, message: Message) -> Delivery {
         let topic = &self.topics[message.topic];
         let model::Message { data, attributes, message_id, publish_time, ordering_key, .. } =

@@ -1,6 +1,5 @@
-// A Pub/Sub server for tests, for machines that do not have Google's emulator: topics, subscriptions and schemas are
-// those of Google's own test server; delivery is done here, because that one has no more than one message of a key
-// under way, and looks for messages a hundred times a second.
+// A Pub/Sub server for tests: topics, subscriptions and schemas are those of Google's own test server; delivery is done
+// here, because that one has no more than one message of a key under way, and looks for messages a hundred times a second.
 //
 // As in the service: what is published is leased to one stream at a time, the messages of a key to one and the same and
 // in order, and what was given back or has run out is sent again together with all after it in its key. Everything is in
