@@ -19,6 +19,9 @@
 //!   second sending repeats messages but reorders none.
 //! - **What is given back stays leased to its member and comes again from there**, before anything else of its key: the
 //!   service would let later messages overtake it. Other members get it when that one closes or dies.
+//! - **The client keeps outages to itself**, so a member that hears nothing for ten seconds asks whether the service is
+//!   there, and says so if it is not. Short ones are not noticed in this way: after several of them the client may take up
+//!   to a minute to open its stream again.
 //! - Acknowledgements are sent in the background, unless a subscription has exactly-once delivery: then they are waited
 //!   for. One that is lost on the way means a redelivery.
 

@@ -201,6 +201,18 @@ async fn a_server_that_is_away_is_unreachable_and_nobody_has_to_open_anything_wh
     assert_eq!(drain(&mut subscribe(&broker).await, 20).await.len(), 20);
 }
 
+/// Clients of gRPC refuse large answers unless they are told otherwise.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_largest_payload_arrives_and_a_larger_one_is_rejected() {
+    let config = config();
+    let broker = open(&config);
+    let of = |size: usize| outgoing("a", "x".repeat(size), 1);
+    let outcomes = broker.publish(vec![of(config.max_payload), of(config.max_payload + 1)]).await;
+    assert!(matches!(&outcomes[..], [Outcome::Confirmed, Outcome::Rejected { .. }]), "{outcomes:?}");
+    let deliveries = drain(&mut subscribe(&broker).await, 1).await;
+    assert_eq!(deliveries[0].message.payload.len(), config.max_payload);
+}
+
 /// The client keeps an outage to itself, and after a long one it is in no hurry.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_that_hears_nothing_notices_that_the_service_is_away() {

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::DateTime;
-use futures::future::{join_all, try_join_all};
+use futures::future::{join, join_all, try_join_all};
 use google_cloud_pubsub::client;
 use google_cloud_pubsub::model;
 use google_cloud_pubsub::subscriber::handler::Handler;
 use google_cloud_pubsub::subscriber::{MessageStream, ShutdownBehavior, ShutdownToken};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::error::{self, Failure};
 use super::setup::Unfit;
@@ -39,6 +39,9 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 /// What was sent to a member before it said farewell has arrived by then.
 const UNDER_WAY: Duration = Duration::from_millis(500);
+
+/// For how long a word to the service may be on its way.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
 /// How long a farewell may take: what is not said by then, the end of the leases says.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -64,9 +67,9 @@ impl Subscriber for Broker {
             group: group.to_owned(),
             topics: topics.to_vec(),
             streams: streams.collect(),
-            incoming,
-            again: VecDeque::new(),
             held: Unfinished::default(),
+            again: VecDeque::new(),
+            incoming,
             next: 0,
             failed: None,
             heard: Instant::now(),
@@ -82,7 +85,7 @@ impl Inner {
             .set_max_lease_extension(self.config.ack_deadline)
             // As long as the work takes: it is not the client that decides when a member is dead.
             .set_max_lease(Duration::MAX)
-            .set_shutdown_behavior(ShutdownBehavior::NackImmediately)
+            .set_shutdown_behavior(ShutdownBehavior::WaitForProcessing)
             .build()
     }
 }
@@ -139,10 +142,11 @@ struct Member {
     group: String,
     topics: Vec<String>,
     streams: Vec<Stream>,
-    incoming: mpsc::UnboundedReceiver<Result<Message, ReceiveError>>,
+    // What is dropped is given back, so the earlier messages of a key come first.
+    held: Unfinished<Message>,
     /// What was given back, in the order in which it must come again.
     again: VecDeque<Message>,
-    held: Unfinished<Message>,
+    incoming: mpsc::UnboundedReceiver<Result<Message, ReceiveError>>,
     /// Offsets are numbers of deliveries: a message that comes again has another.
     next: i64,
     /// Why a stream ended: said to whoever asks next.
@@ -214,12 +218,21 @@ impl Subscription for Member {
             }
         };
         let _ = timeout(FAREWELL, let_in).await;
-        // Acknowledgements that were not sent yet are sent; everything else is given back.
-        let ends = join_all(self.streams.iter().map(|stream| stream.end.shutdown()));
-        if timeout(FAREWELL, ends).await.is_err() {
+        let Self { streams, held, mut again, mut incoming, .. } = *self;
+        let hang_up = join_all(streams.iter().map(|stream| stream.end.shutdown()));
+        // Acknowledgements that were not sent yet are sent. Everything else is given back by being dropped, once the
+        // service knows that all readers have hung up: before that it could be sent to us again.
+        let give_back = async {
+            while let Some(last) = incoming.recv().await {
+                again.extend(last);
+            }
+            sleep(ON_ITS_WAY).await;
+            drop(held);
+            drop(again);
+        };
+        if timeout(FAREWELL, join(hang_up, give_back)).await.is_err() {
             tracing::debug!("Pub/Sub did not hear that a member left");
         }
-        self.held.clear();
     }
 }
 

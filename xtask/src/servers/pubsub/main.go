@@ -166,7 +166,10 @@ func (s *server) StreamingPull(sps pb.Subscriber_StreamingPullServer) error {
 	for {
 		s.mu.Lock()
 		q := s.queue(found.Name, found.Topic)
-		batch := q.lease(this, lease, int(first.MaxOutstandingMessages), found)
+		var batch []*pb.ReceivedMessage
+		if sps.Context().Err() == nil {
+			batch = q.lease(this, lease, int(first.MaxOutstandingMessages), found)
+		}
 		changed := q.changed
 		s.mu.Unlock()
 		if len(batch) > 0 {
