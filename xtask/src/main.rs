@@ -36,7 +36,7 @@ enum Task {
     /// Servers that do not run yet are started, and stopped at the end. POSTRIDER_TEST_POSTGRES, …_MARIADB and
     /// …_REDIS name others to use instead.
     Test {
-        /// With the brokers that have servers of their own (Kafka, RabbitMQ, NATS, SQS, Redis Streams) too.
+        /// With the brokers that have servers of their own (Kafka, RabbitMQ, NATS, SQS, Pub/Sub, Redis Streams) too.
         #[arg(long)]
         brokers: bool,
     },
