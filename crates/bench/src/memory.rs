@@ -123,7 +123,9 @@ impl Claim for Memory {
         for lease in order.leases {
             let lane = &mut self.waiting()[usize::from(lease.lane)];
             // All messages have one topic and go to one broker.
-            let Some(rule) = lane.front().map(|claimed| (order.rule)(&claimed.message.topic)) else { continue };
+            let Some(rule) = lane.front().map(|claimed| (order.rule)(&claimed.message.topic)) else {
+                continue;
+            };
             let messages: Vec<Claimed> = lane.drain(..share.min(rule.take).min(lane.len())).collect();
             turn.more |= !lane.is_empty();
             if !messages.is_empty() {

@@ -179,6 +179,18 @@ impl State {
         self.crashes >= Self::CRASHES_BEFORE_ALONE
     }
 
+    /// The message as an acknowledgement finds it. One that rests after a relay had it may have been sent all the same:
+    /// that nobody answered proves nothing. `erred`: what went wrong last is on record.
+    pub fn perhaps_sent(self, erred: bool) -> Self {
+        let tried = erred || self.attempts > 0 || self.crashes > 0;
+        match self.status {
+            Status::Pending | Status::Failed if tried => {
+                Self { status: Status::InFlight, rest: self.status, ..self }
+            }
+            _ => self,
+        }
+    }
+
     fn at(self, status: Status) -> Self {
         Self { status, rest: status, ..self }
     }

@@ -33,7 +33,12 @@ async fn a_restart_of_redis_streams_loses_nothing_doubles_nothing_and_keeps_ever
 }
 
 #[tokio::test]
-async fn a_restart_of_sqs_loses_nothing_doubles_nothing_and_keeps_every_key_in_order() {
+async fn a_stall_of_pubsub_loses_nothing_doubles_nothing_and_keeps_every_key_in_order() {
+    survives("pubsub", Duration::ZERO, "sqlite:").await;
+}
+
+#[tokio::test]
+async fn a_stall_of_sqs_loses_nothing_doubles_nothing_and_keeps_every_key_in_order() {
     survives("sqs", Duration::ZERO, "sqlite:").await;
 }
 

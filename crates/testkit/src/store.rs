@@ -249,6 +249,7 @@ macro_rules! store_cases {
             amend::an_edited_message_is_sent_as_mended => EditsInWords;
             amend::acknowledging_twice_is_once => CallsRepeatedNew;
             amend::an_acknowledgement_before_the_settle_is_not_lost => AcknowledgesLater;
+            amend::what_was_sent_without_an_answer_can_be_acknowledged => ForgetsWhatWasTried;
             amend::only_what_was_sent_can_be_acknowledged_and_only_by_those_asked => AcceptsAnyAcknowledgement;
             amend::every_action_is_audited => HidesAudit;
             amend::retention_keeps_what_somebody_still_needs => CleansEverything;

@@ -41,10 +41,10 @@ pub struct Restart {
 }
 
 /// What can be asked for.
-pub const BROKERS: [&str; 6] = ["kafka", "rabbitmq", "nats", "redis", "sqs", "http"];
+pub const BROKERS: [&str; 7] = ["kafka", "rabbitmq", "nats", "redis", "sqs", "pubsub", "http"];
 
 /// Servers that stand in for a service and forget at a restart what they had confirmed. They hang instead.
-const FORGETFUL: [&str; 1] = ["sqs"];
+const FORGETFUL: [&str; 2] = ["sqs", "pubsub"];
 
 /// Longer than any publisher waits for an answer.
 const HANGS: Duration = Duration::from_secs(12);
@@ -71,7 +71,7 @@ impl Place {
         let server = blocking(move || Own::start(name)).await?;
         let parameters = match name {
             // Groups are declared before the first message: what nobody has asked for, some brokers do not keep.
-            "rabbitmq" => "prefix=proof&groups=proof",
+            "rabbitmq" | "pubsub" => "prefix=proof&groups=proof",
             "sqs" => "prefix=proof&fifo=true",
             _ => "prefix=proof",
         };

@@ -259,7 +259,8 @@ impl Default for Retention {
 /// 1. What [`message::step`] refuses is refused here and changes nothing.
 /// 2. No action touches a message in an open batch.
 /// 3. Requeueing or discarding a Dead message that holds a key lets those behind it go, after it, in order.
-/// 4. Acknowledging is idempotent, legal while InFlight or Sent, and never lost by a settle that follows it.
+/// 4. Acknowledging is idempotent, legal for what was or [may have been](message::State::perhaps_sent) sent, and never
+///    lost by a settle that follows it.
 #[async_trait]
 pub trait Amend: Send + Sync {
     /// Sends Dead messages again, each at the front of its key.

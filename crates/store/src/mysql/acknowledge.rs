@@ -83,7 +83,7 @@ pub(super) async fn acknowledge(
 async fn find(tx: &mut Tx<'_>, ids: &BTreeSet<MessageId>) -> Result<HashMap<MessageId, Found>, Trouble> {
     let places = vec!["?"; ids.len().max(1)].join(", ");
     let sql = format!(
-        "SELECT id, seq, sent_at, ack_groups, status, attempts, crashes, delivery_epoch
+        "SELECT id, seq, sent_at, ack_groups, status, attempts, crashes, delivery_epoch, last_error IS NOT NULL
          FROM outbox_events FORCE INDEX (outbox_id) WHERE id IN ({places}) ORDER BY seq"
     );
     let mut values: Vec<Value> = ids.iter().map(|id| id.to_string().into()).collect();
@@ -96,7 +96,7 @@ async fn find(tx: &mut Tx<'_>, ids: &BTreeSet<MessageId>) -> Result<HashMap<Mess
             seq: row.number(1)?,
             sent_at: row.optional_millis(2)?,
             groups: row.groups(3)?,
-            state: row.state(4, false)?,
+            state: row.state(4, false)?.perhaps_sent(row.number(8)? != 0),
         };
         found.entry(row.id(0)?).or_insert(one);
     }

@@ -86,7 +86,8 @@ impl Acknowledger<'_> {
         let rows = self
             .tx
             .query(
-                "SELECT id, seq, sent_at, ack_groups::text, status, attempts, crashes, delivery_epoch, clock_timestamp()
+                "SELECT id, seq, sent_at, ack_groups::text, status, attempts, crashes, delivery_epoch,
+                        last_error IS NOT NULL, clock_timestamp()
                  FROM outbox_events WHERE id = ANY ($1)",
                 &[(&ids, Type::UUID_ARRAY)],
             )
@@ -94,12 +95,12 @@ impl Acknowledger<'_> {
         let mut now = DateTime::default();
         let mut found = HashMap::with_capacity(rows.len());
         for row in &rows {
-            now = row.try_get(8)?;
+            now = row.try_get(9)?;
             let one = Found {
                 seq: row.try_get(1)?,
                 sent_at: row.try_get(2)?,
                 groups: groups(row, 3)?,
-                state: state(row, 4, false)?,
+                state: state(row, 4, false)?.perhaps_sent(row.try_get(8)?),
             };
             found.insert(row.try_get(0)?, one);
         }

@@ -7,9 +7,9 @@ local function acknowledge(id, hint, group, seen)
     seq = redis.call('HGET', key('ids'), id)
   end
   if not seq then return 'unknown' end
-  local slot, sent_at, ack_groups, status, attempts, crashes, delivery =
+  local slot, sent_at, ack_groups, status, attempts, crashes, delivery, erred =
     unpack(redis.call('HMGET', message_key(seq), 'slot', 'sent_at', 'ack_groups', 'status', 'attempts', 'crashes',
-      'delivery'))
+      'delivery', 'last_error'))
   if not slot then return 'unknown' end
   if ack_groups then
     local asked = false
@@ -19,7 +19,10 @@ local function acknowledge(id, hint, group, seen)
     if not asked then return 'not_asked' end
   end
   local state = state_of(status, attempts, crashes, delivery)
-  if state.status ~= 'sent' and flies(seq, tonumber(slot), seen) then state = in_flight(state) end
+  -- One that rests after a relay had it may have been sent all the same: that nobody answered proves nothing.
+  local rests = state.status == 'pending' or state.status == 'failed'
+  local tried = erred or state.attempts > 0 or state.crashes > 0
+  if rests and (tried or flies(seq, tonumber(slot), seen)) then state = in_flight(state) end
   if not step(state, 'acknowledged') then return state.status end
   if redis.call('HSETNX', key('acks:' .. seq), group, now) == 0 then return 'repeated' end
   redis.call('ZREM', key('unacked:' .. group), seq)

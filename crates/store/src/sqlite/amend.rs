@@ -188,7 +188,7 @@ impl<'a> Acknowledger<'a> {
         if groups.is_some_and(|groups| !groups.iter().any(|name| name == group)) {
             return Ok(Acknowledged::NotAsked);
         }
-        if state.status != Status::Sent && self.flies(seq)? {
+        if !matches!(state.status, Status::Sent | Status::InFlight) && self.flies(seq)? {
             state.status = Status::InFlight;
         }
         if step(state, Event::Acknowledged).is_err() {
@@ -217,11 +217,11 @@ impl<'a> Acknowledger<'a> {
         Ok(self
             .connection
             .prepare_cached(&format!(
-                "SELECT seq, sent_at, ack_groups, status, attempts, crashes, delivery_epoch
+                "SELECT seq, sent_at, ack_groups, status, attempts, crashes, delivery_epoch, last_error IS NOT NULL
                  FROM outbox_events WHERE {place}"
             ))?
             .query_row(parameters, |row| {
-                Ok((row.get(0)?, row.get(1)?, groups(row, 2)?, state(row, 3, false)?))
+                Ok((row.get(0)?, row.get(1)?, groups(row, 2)?, state(row, 3, false)?.perhaps_sent(row.get(7)?)))
             })
             .optional()?)
     }

@@ -106,6 +106,7 @@ pub async fn acknowledge(
          FROM outbox_events e WHERE id = ?2
          AND (ack_groups IS NULL OR ?1 IN (SELECT value FROM json_each(e.ack_groups)))
          AND (status = 'sent'
+              OR status IN ('pending', 'failed') AND (attempts > 0 OR crashes > 0 OR last_error IS NOT NULL)
               OR EXISTS (SELECT 1 FROM outbox_batches b, json_each(b.seqs) j WHERE j.value = e.seq))
          ON CONFLICT DO NOTHING",
     )

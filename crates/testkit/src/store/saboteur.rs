@@ -150,6 +150,8 @@ pub enum Sabotage {
     CallsRepeatedNew,
     /// An acknowledgement before the settle is not kept.
     AcknowledgesLater,
+    /// What rests cannot be acknowledged.
+    ForgetsWhatWasTried,
     /// Anything can be acknowledged.
     AcceptsAnyAcknowledgement,
     /// The audit is empty.

@@ -102,7 +102,9 @@ BEGIN
     PERFORM 1 FROM outbox_events e WHERE e.id = message_id AND e.status <> 'sent' FOR NO KEY UPDATE;
     SELECT * INTO message FROM outbox_events e
     WHERE e.id = message_id AND (e.ack_groups IS NULL OR e.ack_groups ? "group")
-          AND (e.status = 'sent' OR EXISTS (SELECT 1 FROM outbox_open_batches b WHERE e.seq = ANY (b.seqs)));
+          AND (e.status = 'sent'
+               OR e.status IN ('pending', 'failed') AND (e.attempts > 0 OR e.crashes > 0 OR e.last_error IS NOT NULL)
+               OR EXISTS (SELECT 1 FROM outbox_open_batches b WHERE e.seq = ANY (b.seqs)));
     IF NOT FOUND THEN
         RETURN false;
     END IF;

@@ -178,7 +178,24 @@ pub async fn an_acknowledgement_before_the_settle_is_not_lost(world: World) {
     assert!(other.list(&filter, ALL).await.expect("a list").items.is_empty(), "it is not asked for again");
 }
 
-/// Amend 4: legal while InFlight or Sent, for groups that were asked.
+/// Amend 4: a consumer may have what its relay gave back because nobody answered.
+pub async fn what_was_sent_without_an_answer_can_be_acknowledged(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await;
+    let store = &relay.store;
+    let id = write(store, "orders", &["a"]).await[0];
+    let billing = "billing".to_owned();
+    let refused = store.acknowledge(vec![(id, billing.clone())]).await.expect("the call is answered");
+    assert_eq!(refused, [Acknowledged::Refused(Status::Pending)], "nobody ever had it");
+    let unanswered = Verdict::Released { error: Some("no answer".to_owned()) };
+    relay.settle_all(&relay.claim(1).await, &unanswered).await;
+    let answers = store.acknowledge(vec![(id, billing.clone())]).await.expect("the call is answered");
+    assert_eq!(answers, [Acknowledged::New]);
+    relay.settle_all(&relay.claim(1).await, &Verdict::Sent { ack_groups: vec![billing.clone()] }).await;
+    let filter = store::Filter { unacknowledged_by: Some(billing), ..Default::default() };
+    assert!(store.list(&filter, ALL).await.expect("a list").items.is_empty(), "it is not asked for again");
+}
+
+/// Amend 4: legal for what was sent or may have been, for groups that were asked.
 pub async fn only_what_was_sent_can_be_acknowledged_and_only_by_those_asked(world: World) {
     let relay = Relay::with_all_lanes(world.open().await).await;
     let store = &relay.store;
@@ -186,7 +203,8 @@ pub async fn only_what_was_sent_can_be_acknowledged_and_only_by_those_asked(worl
         // Sent with no group to acknowledge: then nobody is asked.
         let expected = match status {
             Status::Sent => Acknowledged::NotAsked,
-            Status::InFlight => Acknowledged::New,
+            // Whoever failed to send it may not have heard that it was sent.
+            Status::InFlight | Status::Failed => Acknowledged::New,
             other => Acknowledged::Refused(other),
         };
         let answers = store.acknowledge(vec![(id, "billing".to_owned())]).await;

@@ -18,6 +18,8 @@ pub(super) struct Known {
     /// It failed and its wait does not end in this history.
     waits: bool,
     acknowledged: bool,
+    /// What went wrong last is on record.
+    erred: bool,
 }
 
 impl Known {
@@ -29,6 +31,7 @@ impl Known {
             state: Some(State::NEW),
             waits: false,
             acknowledged: false,
+            erred: false,
         }
     }
 
@@ -134,6 +137,7 @@ impl Model {
         self.happen(id, event)?;
         let place = self.place(id)?;
         self.known[place].waits = matches!(fate, Fate::Failed { later: true });
+        self.known[place].erred |= !matches!(fate, Fate::Sent | Fate::Released { error: false });
         Ok(())
     }
 
@@ -142,7 +146,7 @@ impl Model {
             return Acknowledged::Unknown;
         };
         let Some(state) = known.state else { return Acknowledged::Unknown };
-        if step(state, Event::Acknowledged).is_err() {
+        if step(state.perhaps_sent(known.erred), Event::Acknowledged).is_err() {
             return Acknowledged::Refused(state.status);
         }
         let first = !std::mem::replace(&mut known.acknowledged, true);

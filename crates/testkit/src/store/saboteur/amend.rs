@@ -48,8 +48,11 @@ impl Amend for Saboteur {
     async fn acknowledge(&self, done: Vec<(MessageId, String)>) -> Result<Vec<Acknowledged>, Error> {
         let mut in_flight = Vec::new();
         for (id, _) in &done {
-            let record = self.store.record(*id).await?;
-            in_flight.push(record.is_some_and(|record| record.state.status == Status::InFlight));
+            let status = self.store.record(*id).await?.map(|record| record.state.status);
+            if status == Some(Status::Pending) && self.breaks(Sabotage::ForgetsWhatWasTried) {
+                return Ok(vec![Acknowledged::Refused(Status::Pending); done.len()]);
+            }
+            in_flight.push(status == Some(Status::InFlight));
         }
         if in_flight.iter().all(|in_flight| *in_flight) && self.breaks(Sabotage::AcknowledgesLater) {
             return Ok(vec![Acknowledged::New; done.len()]);
