@@ -102,8 +102,9 @@ impl Place {
             }
             Self::Forgetful(server) => {
                 let stalled = server.stall();
-                tokio::try_join!(gone, async { Ok(tokio::time::sleep(HANGS).await) })?;
+                let (gone, ()) = tokio::join!(gone, tokio::time::sleep(HANGS));
                 drop(stalled);
+                gone?;
                 Ok(Self::Forgetful(server))
             }
             Self::Receiver(worker) => {
