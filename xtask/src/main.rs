@@ -179,7 +179,13 @@ fn test(features: Features, servers: &Urls) -> Result<()> {
     // Light builds must go on compiling without the parts they leave out.
     cargo(&["check", "-p", "postrider", "--no-default-features", "--features", "sqlite,embedded"])?;
     step("cargo test", Command::new("cargo").arg("test").args(features).envs(servers))?;
-    cargo(&["run", "-p", "postrider", "--example", "first_outbox", "--features", "sqlx"])
+    example("first_outbox")
+}
+
+/// Runs an example, which was built together with the tests and lies beside this program.
+fn example(name: &str) -> Result<()> {
+    let program = std::env::current_exe()?.with_file_name("examples").join(name);
+    step(&format!("example {name}"), &mut Command::new(program))
 }
 
 fn cargo(arguments: &[&str]) -> Result<()> {

@@ -81,6 +81,9 @@ enum Scenario {
         /// The broker: `cargo xtask servers up kafka rabbitmq nats redis` prints it.
         #[arg(long)]
         broker: String,
+        /// Messages that the relay claims in one turn.
+        #[arg(long, default_value_t = arrow::BATCH)]
+        batch: usize,
     },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
     Doorbell {
@@ -120,8 +123,8 @@ async fn main() -> Result<()> {
             postgres::snapshot(&server, rate, Duration::from_secs(seconds)).await
         }
         #[cfg(feature = "brokers")]
-        Scenario::Publish { broker } => {
-            compare(size, pairs, async || publish::run(&broker, size).await).await
+        Scenario::Publish { broker, batch } => {
+            compare(size, pairs, async || publish::run(&broker, size, batch).await).await
         }
         Scenario::Doorbell { server, seconds } => {
             postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await

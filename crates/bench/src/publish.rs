@@ -20,9 +20,9 @@ const NATS_WINDOW: usize = 1_024;
 const REDIS_PIPELINE: usize = arrow::BATCH;
 
 /// The time that a relay takes, and the time of a bare client.
-pub(crate) async fn run(url: &str, size: Size) -> Result<(Duration, Duration)> {
+pub(crate) async fn run(url: &str, size: Size, batch: usize) -> Result<(Duration, Duration)> {
     let name = format!("bench{:08x}", rand::random::<u32>());
-    let ours = relay(&with(url, &format!("prefix={name}")), size).await?;
+    let ours = relay(&with(url, &format!("prefix={name}")), size, batch).await?;
     let scheme = url.split(':').next().unwrap_or_default();
     let bare = match scheme {
         "kafka" => kafka(url, &name, size).await,
@@ -39,7 +39,7 @@ fn with(url: &str, parameter: &str) -> String {
     format!("{url}{joint}{parameter}")
 }
 
-async fn relay(url: &str, size: Size) -> Result<Duration> {
+async fn relay(url: &str, size: Size, batch: usize) -> Result<Duration> {
     let nowhere = Surroundings { file: "none.db".into(), max_payload: 1 << 20 };
     let url = if url.starts_with("amqp") { with(url, "groups=bench") } else { url.to_owned() };
     let broker = broker::open(&url, &nowhere)?;
@@ -49,7 +49,7 @@ async fn relay(url: &str, size: Size) -> Result<Duration> {
     ensure!(outcomes == [broker::Outcome::Confirmed], "{outcomes:?}");
     let store =
         Arc::new(Memory::new((0..size.messages).map(|number| arrow::message(size, number)).collect())?);
-    let settings = Settings { batch: arrow::BATCH, ..Settings::default() };
+    let settings = Settings { batch, ..Settings::default() };
     let started = Instant::now();
     let relay = Relay::start(store.clone(), vec![Route::new("main", &["*"], broker.publisher)], settings);
     while store.sent() < size.messages {
