@@ -36,7 +36,8 @@ impl Queues {
 
     async fn alone(fifo: bool) -> Self {
         let own = tokio::task::spawn_blocking(|| Own::start("sqs")).await.expect("it starts");
-        Self::at(&own.url().to_owned(), Some(own), fifo)
+        let url = own.url().to_owned();
+        Self::at(&url, Some(own), fifo)
     }
 
     fn open(&self, config: Config) -> Arc<dyn testkit::broker::Broker> {

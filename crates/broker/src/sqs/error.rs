@@ -151,9 +151,11 @@ impl Trouble {
 mod tests {
     use super::*;
 
+    type Case = (&'static str, u16, fn(String) -> Trouble);
+
     #[test]
     fn every_code_says_what_can_be_done() {
-        let table: [(&str, u16, fn(String) -> Trouble); 16] = [
+        let table: [Case; 16] = [
             ("QueueDoesNotExist", 400, Trouble::Missing),
             ("AWS.SimpleQueueService.NonExistentQueue", 400, Trouble::Missing),
             ("AWS.SimpleQueueService.QueueDeletedRecently", 400, Trouble::Away),

@@ -20,31 +20,31 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const JARS: &str = "kafka-4.1.1";
 
 /// Topics and groups with a prefix that nobody else has.
-pub struct World {
+pub(crate) struct World {
     url: String,
     prefix: String,
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { url: testkit::servers::url("kafka"), prefix: format!("t{}.", Uuid::new_v4().simple()) }
     }
 
     /// A broker with more parameters in its URL.
-    pub fn broker(&self, more: &str) -> Broker {
+    pub(crate) fn broker(&self, more: &str) -> Broker {
         let url = format!("{}?prefix={}{more}", self.url, self.prefix);
         Broker::open(Config::from_url(&url).expect("the URL is right")).expect("librdkafka can be used")
     }
 
-    pub fn servers(&self) -> &str {
+    pub(crate) fn servers(&self) -> &str {
         self.url.trim_start_matches("kafka://")
     }
 
-    pub fn name(&self, topic: &str) -> String {
+    pub(crate) fn name(&self, topic: &str) -> String {
         format!("{}{topic}", self.prefix)
     }
 
-    pub fn client(&self) -> ClientConfig {
+    pub(crate) fn client(&self) -> ClientConfig {
         let mut client = ClientConfig::new();
         client.set("bootstrap.servers", self.servers());
         client
@@ -54,7 +54,7 @@ impl World {
         self.client().create().expect("a client can be made")
     }
 
-    pub async fn make(&self, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
+    pub(crate) async fn make(&self, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
         let name = self.name(topic);
         let topic = NewTopic::new(&name, partitions, TopicReplication::Fixed(1));
         let topic = settings.iter().fold(topic, |topic, (setting, value)| topic.set(setting, value));
@@ -62,13 +62,13 @@ impl World {
         made.expect("Kafka answers")[0].as_ref().expect("the topic can be made");
     }
 
-    pub async fn delete(&self, topic: &str) {
+    pub(crate) async fn delete(&self, topic: &str) {
         let gone = self.admin().delete_topics(&[&self.name(topic)], &AdminOptions::new()).await;
         gone.expect("Kafka answers")[0].as_ref().expect("the topic can be deleted");
     }
 
     /// The key and partition of the first `count` records, read by a bare client.
-    pub fn read(&self, topic: &str, count: usize) -> Vec<(String, i32)> {
+    pub(crate) fn read(&self, topic: &str, count: usize) -> Vec<(String, i32)> {
         let mut settings = self.client();
         let consumer: BaseConsumer =
             settings.set("group.id", self.name("bare")).create().expect("a client can be made");
@@ -90,7 +90,7 @@ impl World {
     }
 
     /// What a new group receives first.
-    pub async fn receive(&self, broker: &Broker, topic: &str, count: usize) -> Vec<Delivery> {
+    pub(crate) async fn receive(&self, broker: &Broker, topic: &str, count: usize) -> Vec<Delivery> {
         let group = Uuid::new_v4().simple().to_string();
         let reader = broker.subscribe(&group, &[topic.to_owned()]).await;
         let mut reader = reader.expect("the group can be joined");
@@ -106,12 +106,12 @@ impl World {
 }
 
 /// All of them.
-pub fn confirmed(outcomes: &[Outcome]) {
+pub(crate) fn confirmed(outcomes: &[Outcome]) {
     assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Confirmed), "{outcomes:?}");
 }
 
 /// One of the programs that come with Kafka.
-pub fn java(class: &str) -> Command {
+pub(crate) fn java(class: &str) -> Command {
     let user = std::fs::metadata("/proc/self").expect("this is Linux").uid();
     let jars = format!("/var/tmp/postrider-downloads-{user}/{JARS}");
     let there = std::fs::exists(&jars).is_ok_and(|there| there);
@@ -129,7 +129,7 @@ pub fn java(class: &str) -> Command {
 }
 
 /// What a program says when it is told `input`.
-pub fn said(command: &mut Command, input: &str) -> String {
+pub(crate) fn said(command: &mut Command, input: &str) -> String {
     let program = command.get_program().to_string_lossy().into_owned();
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = command.spawn().unwrap_or_else(|error| panic!("{program} is not installed: {error}"));
