@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use broker::pubsub::{Broker, Config};
 use broker::{
-    Delivery, Examine, Format, Health, Outcome, Outgoing, Plan, Position, Publisher, ReceiveError,
-    Subscriber, Subscription,
+    Delivery, Examine, Format, Health, Outcome, Outgoing, Plan, Publisher, ReceiveError, Subscriber,
+    Subscription,
 };
 use google_cloud_auth::credentials::anonymous;
 use google_cloud_pubsub::client;
@@ -17,6 +17,7 @@ use google_cloud_pubsub::model::{self, Encoding, ExpirationPolicy, Schema, Schem
 use google_cloud_pubsub::subscriber::handler::Handler;
 use message::Message;
 use pubsub_line::Line;
+use testkit::broker::cases::{drain, positions};
 
 /// Long enough for anything that happens at all.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -88,23 +89,6 @@ fn count(n: i64) -> String {
 
 async fn subscribe(broker: &Broker) -> Box<dyn Subscription> {
     broker.subscribe("billing", &["orders".to_owned()]).await.expect("the group can be joined")
-}
-
-fn positions(deliveries: &[Delivery]) -> Vec<Position> {
-    deliveries.iter().map(|delivery| delivery.position).collect()
-}
-
-/// Receives until `count` have come and finishes them as they come.
-async fn drain(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
-    let mut deliveries = Vec::new();
-    while deliveries.len() < count {
-        let more = tokio::time::timeout(PATIENCE, subscription.receive(count - deliveries.len())).await;
-        let more = more.unwrap_or_else(|_| panic!("{} of {count} came", deliveries.len()));
-        let more = more.expect("messages can be received");
-        subscription.acknowledge(&positions(&more)).await.expect("an acknowledgement is taken");
-        deliveries.extend(more);
-    }
-    deliveries
 }
 
 fn payloads(deliveries: &[Delivery]) -> Vec<&str> {

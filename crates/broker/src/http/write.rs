@@ -18,16 +18,15 @@ use message::Message;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 use super::{Config, sign};
-use crate::envelope::{Arrived, wire};
+use crate::envelope::{Arrived, ESCAPED, wire};
 use crate::{Outgoing, Position, Unopened};
 
 const TOPIC: &str = "postrider-topic";
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
-/// What the names of ours begin with; those of CloudEvents; and a writer's header that cannot go as it is.
+/// What the names of ours begin with, and those of CloudEvents.
 const OURS: &str = "postrider-";
 const EVENT: &str = "ce-";
-const ESCAPED: &str = "postrider-header-";
 
 /// What CloudEvents' HTTP binding percent-encodes, beside everything that is not ASCII.
 const UNSAFE: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');

@@ -56,7 +56,10 @@ async fn receive(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<
 
 /// Receives until `count` have come and finishes them as they come: some brokers give no more of a key before what came
 /// of it is done.
-async fn drain(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
+///
+/// # Panics
+/// When they do not come, or an acknowledgement is not taken.
+pub async fn drain(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while deliveries.len() < count {
         let more = tokio::time::timeout(PATIENCE, subscription.receive(count - deliveries.len())).await;
@@ -72,7 +75,8 @@ async fn nothing_comes(subscription: &mut Box<dyn Subscription>) -> bool {
     tokio::time::timeout(NOTICE, subscription.receive(10)).await.is_err()
 }
 
-fn positions(deliveries: &[Delivery]) -> Vec<Position> {
+/// Where deliveries are.
+pub fn positions(deliveries: &[Delivery]) -> Vec<Position> {
     deliveries.iter().map(|delivery| delivery.position).collect()
 }
 
