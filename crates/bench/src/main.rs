@@ -81,9 +81,15 @@ enum Scenario {
         /// The broker: `cargo xtask servers up kafka rabbitmq nats redis` prints it.
         #[arg(long)]
         broker: String,
-        /// Messages that the relay claims in one turn.
-        #[arg(long, default_value_t = arrow::BATCH)]
+        /// Messages that the relay claims in one turn at most.
+        #[arg(long, default_value_t = relay::Settings::default().batch)]
         batch: usize,
+        /// Trains of the relay.
+        #[arg(long, default_value_t = relay::Settings::default().trains)]
+        trains: usize,
+        /// The bare client sends the payload alone, without the headers that ours have.
+        #[arg(long)]
+        payload_alone: bool,
     },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
     Doorbell {
@@ -123,8 +129,10 @@ async fn main() -> Result<()> {
             postgres::snapshot(&server, rate, Duration::from_secs(seconds)).await
         }
         #[cfg(feature = "brokers")]
-        Scenario::Publish { broker, batch } => {
-            compare(size, pairs, async || publish::run(&broker, size, batch).await).await
+        Scenario::Publish { broker, batch, trains, payload_alone } => {
+            let settings = relay::Settings { batch, trains, ..relay::Settings::default() };
+            let headers = !payload_alone;
+            compare(size, pairs, async || publish::run(&broker, size, &settings, headers).await).await
         }
         Scenario::Doorbell { server, seconds } => {
             postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await

@@ -1,7 +1,6 @@
 //! A store whose messages are all in memory: what a relay reaches with it is what relay and broker reach together.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -25,7 +24,8 @@ pub(crate) struct Memory {
     lease: Uuid,
     waiting: Mutex<Vec<VecDeque<Claimed>>>,
     flying: Mutex<HashMap<Uuid, Vec<Claimed>>>,
-    sent: AtomicUsize,
+    /// What was sent stays, as rows do in a store.
+    sent: Mutex<Vec<Claimed>>,
 }
 
 testkit::pass_on!(Memory);
@@ -48,8 +48,13 @@ impl Memory {
             let Next::State(state) = step(fresh, Event::Claim)? else {
                 unreachable!("a claim removes nothing")
             };
-            let claimed =
-                Claimed { seq: seq as i64 + 1, message, state, ack_groups: None, age: Duration::ZERO };
+            let claimed = Claimed {
+                seq: seq as i64 + 1,
+                message: message.into(),
+                state,
+                ack_groups: None,
+                age: Duration::ZERO,
+            };
             waiting[lane % usize::from(LANES)].push_back(claimed);
         }
         Ok(Self {
@@ -58,13 +63,17 @@ impl Memory {
             lease: Uuid::new_v4(),
             waiting: Mutex::new(waiting),
             flying: Mutex::default(),
-            sent: AtomicUsize::new(0),
+            sent: Mutex::default(),
         })
     }
 
     /// How many were sent.
     pub(crate) fn sent(&self) -> usize {
-        self.sent.load(Ordering::Relaxed)
+        self.done().len()
+    }
+
+    fn done(&self) -> MutexGuard<'_, Vec<Claimed>> {
+        self.sent.lock().expect("nobody panics while it is held")
     }
 
     fn waiting(&self) -> MutexGuard<'_, Vec<VecDeque<Claimed>>> {
@@ -77,11 +86,11 @@ impl Memory {
 
     fn settle(&self, settlement: Settlement) {
         let flown = self.flying().remove(&settlement.batch).unwrap_or_default();
-        let mut waiting = self.waiting();
+        let (mut waiting, mut done) = (self.waiting(), self.done());
         let lane = &mut waiting[usize::from(settlement.lease.lane)];
         for (claimed, (_, verdict)) in flown.into_iter().zip(settlement.verdicts).rev() {
             match verdict {
-                Verdict::Sent { .. } => drop(self.sent.fetch_add(1, Ordering::Relaxed)),
+                Verdict::Sent { .. } => done.push(claimed),
                 _ => lane.push_front(claimed),
             }
         }

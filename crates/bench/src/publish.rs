@@ -1,4 +1,4 @@
-//! A relay that takes from memory and publishes into a real broker, beside a bare client that sends the same payloads.
+//! A relay that takes from memory and publishes into a real broker, beside a bare client that sends the same messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use broker::Surroundings;
 use futures::StreamExt;
+use message::Message;
 use relay::{Relay, Route, Settings};
 
 use crate::memory::Memory;
@@ -16,19 +17,24 @@ use crate::{Size, arrow};
 const RABBITMQ_WINDOW: usize = 200;
 const NATS_WINDOW: usize = 1_024;
 
-/// Entries that the bare Redis client appends in one pipeline: as many as the relay claims in one turn.
+/// Entries that the bare Redis client appends in one pipeline.
 const REDIS_PIPELINE: usize = arrow::BATCH;
 
 /// The time that a relay takes, and the time of a bare client.
-pub(crate) async fn run(url: &str, size: Size, batch: usize) -> Result<(Duration, Duration)> {
+pub(crate) async fn run(
+    url: &str,
+    size: Size,
+    settings: &Settings,
+    headers: bool,
+) -> Result<(Duration, Duration)> {
     let name = format!("bench{:08x}", rand::random::<u32>());
-    let ours = relay(&with(url, &format!("prefix={name}")), size, batch).await?;
+    let ours = relay(&with(url, &format!("prefix={name}")), size, settings.clone()).await?;
     let scheme = url.split(':').next().unwrap_or_default();
     let bare = match scheme {
-        "kafka" => kafka(url, &name, size).await,
-        "amqp" => rabbitmq(url, &name, size).await,
-        "nats" => nats(url, &name, size).await,
-        "redis" => redis(url, &name, size).await,
+        "kafka" => kafka(url, &name, size, headers).await,
+        "amqp" => rabbitmq(url, &name, size, headers).await,
+        "nats" => nats(url, &name, size, headers).await,
+        "redis" => redis(url, &name, size, headers).await,
         other => bail!("there is no bare client for {other}:// here"),
     };
     Ok((ours, bare.with_context(|| format!("the bare client of {scheme}"))?))
@@ -39,7 +45,18 @@ fn with(url: &str, parameter: &str) -> String {
     format!("{url}{joint}{parameter}")
 }
 
-async fn relay(url: &str, size: Size, batch: usize) -> Result<Duration> {
+/// What a message of ours carries beside payload and key, as a program would that writes it by hand.
+fn headers(message: &Message, number: usize) -> [(&'static str, String); 4] {
+    let at = message.occurred_at.to_rfc3339();
+    [
+        ("content-type", message.content_type.clone()),
+        ("postrider-seq", number.to_string()),
+        ("postrider-id", message.id.to_string()),
+        ("postrider-occurred-at", at),
+    ]
+}
+
+async fn relay(url: &str, size: Size, settings: Settings) -> Result<Duration> {
     let nowhere = Surroundings { file: "none.db".into(), max_payload: 1 << 20 };
     let url = if url.starts_with("amqp") { with(url, "groups=bench") } else { url.to_owned() };
     let broker = broker::open(&url, &nowhere)?;
@@ -49,7 +66,6 @@ async fn relay(url: &str, size: Size, batch: usize) -> Result<Duration> {
     ensure!(outcomes == [broker::Outcome::Confirmed], "{outcomes:?}");
     let store =
         Arc::new(Memory::new((0..size.messages).map(|number| arrow::message(size, number)).collect())?);
-    let settings = Settings { batch, ..Settings::default() };
     let started = Instant::now();
     let relay = Relay::start(store.clone(), vec![Route::new("main", &["*"], broker.publisher)], settings);
     while store.sent() < size.messages {
@@ -76,7 +92,8 @@ impl rdkafka::producer::ProducerContext for Reports {
     }
 }
 
-async fn kafka(url: &str, name: &str, size: Size) -> Result<Duration> {
+async fn kafka(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
+    use rdkafka::message::{Header, OwnedHeaders};
     use rdkafka::producer::{BaseRecord, ThreadedProducer};
     use rdkafka::types::RDKafkaErrorCode::QueueFull;
 
@@ -98,9 +115,14 @@ async fn kafka(url: &str, name: &str, size: Size) -> Result<Duration> {
     let topic = format!("{name}orders");
     let messages: Vec<_> = (0..size.messages).map(|number| arrow::message(size, number)).collect();
     let started = Instant::now();
-    for message in &messages {
+    for (number, message) in messages.iter().enumerate() {
         let key = message.key.as_deref().unwrap_or_default();
         let mut record = BaseRecord::to(&topic).key(key).payload(&message.payload[..]);
+        if with_headers {
+            let all = headers(message, number);
+            let all = all.iter().map(|(key, value)| Header { key, value: Some(value) });
+            record = record.headers(all.fold(OwnedHeaders::new_with_capacity(4), OwnedHeaders::insert));
+        }
         while let Err((error, back)) = producer.send(record) {
             ensure!(error.rdkafka_error_code() == Some(QueueFull), "{error}");
             record = back;
@@ -113,7 +135,7 @@ async fn kafka(url: &str, name: &str, size: Size) -> Result<Duration> {
     Ok(started.elapsed())
 }
 
-async fn rabbitmq(url: &str, name: &str, size: Size) -> Result<Duration> {
+async fn rabbitmq(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
     use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
     use lapin::types::{AMQPValue, FieldTable};
 
@@ -126,13 +148,20 @@ async fn rabbitmq(url: &str, name: &str, size: Size) -> Result<Duration> {
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     let queue = format!("{name}-bare");
     channel.queue_declare(queue.as_str().into(), durable, arguments).await?;
-    let properties = lapin::BasicProperties::default().with_delivery_mode(2);
-    let payload = vec![b'x'; size.payload];
+    let messages: Vec<_> = (0..size.messages).map(|number| arrow::message(size, number)).collect();
     let started = Instant::now();
-    let sends = futures::stream::iter(0..size.messages).map(|_| async {
+    let sends = futures::stream::iter(messages.iter().enumerate()).map(async |(number, message)| {
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let mut properties = lapin::BasicProperties::default().with_delivery_mode(2);
+        if with_headers {
+            let mut table = FieldTable::default();
+            for (name, value) in headers(message, number) {
+                table.insert(name.into(), AMQPValue::LongString(value.into()));
+            }
+            properties = properties.with_headers(table);
+        }
         let sent =
-            channel.basic_publish("".into(), queue.as_str().into(), options, &payload, properties.clone());
+            channel.basic_publish("".into(), queue.as_str().into(), options, &message.payload, properties);
         let confirmed = sent.await?.await?;
         ensure!(matches!(confirmed, lapin::Confirmation::Ack(None)), "not confirmed");
         Ok(())
@@ -144,7 +173,7 @@ async fn rabbitmq(url: &str, name: &str, size: Size) -> Result<Duration> {
     Ok(took)
 }
 
-async fn nats(url: &str, name: &str, size: Size) -> Result<Duration> {
+async fn nats(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
     let client = async_nats::connect(url.split('?').next().unwrap_or_default()).await?;
     let jetstream = async_nats::jetstream::new(client);
     let subject = format!("{name}bare");
@@ -154,14 +183,19 @@ async fn nats(url: &str, name: &str, size: Size) -> Result<Duration> {
         ..Default::default()
     };
     jetstream.create_stream(stream).await?;
-    let payload = bytes::Bytes::from(vec![b'x'; size.payload]);
+    let messages: Vec<_> = (0..size.messages).map(|number| arrow::message(size, number)).collect();
     let started = Instant::now();
-    let sends = futures::stream::iter(0..size.messages).map(|number| {
-        let (jetstream, subject, payload) = (&jetstream, &subject, &payload);
+    let sends = futures::stream::iter(messages.iter().enumerate()).map(|(number, message)| {
+        let (jetstream, subject) = (&jetstream, &subject);
         async move {
-            let mut headers = async_nats::HeaderMap::new();
-            headers.insert("Nats-Msg-Id", number.to_string());
-            jetstream.publish_with_headers(subject.clone(), headers, payload.clone()).await?.await?;
+            let mut map = async_nats::HeaderMap::new();
+            map.insert("Nats-Msg-Id", message.id.to_string());
+            if with_headers {
+                headers(message, number).into_iter().for_each(|(name, value)| map.insert(name, value));
+                map.insert("postrider-key", message.key.clone().unwrap_or_default());
+            }
+            let payload = message.payload.clone();
+            jetstream.publish_with_headers(subject.clone(), map, payload).await?.await?;
             Ok(())
         }
     });
@@ -172,25 +206,25 @@ async fn nats(url: &str, name: &str, size: Size) -> Result<Duration> {
     Ok(took)
 }
 
-async fn redis(url: &str, name: &str, size: Size) -> Result<Duration> {
+async fn redis(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
     let client = ::redis::Client::open(url.split('?').next().unwrap_or_default())?;
     let mut connection = client.get_multiplexed_async_connection().await?;
     let stream = format!("{name}:bare");
-    let payload = vec![b'x'; size.payload];
+    let messages: Vec<_> = (0..size.messages).map(|number| arrow::message(size, number)).collect();
     let started = Instant::now();
-    for first in (0..size.messages).step_by(REDIS_PIPELINE) {
+    let mut number = 0;
+    for portion in messages.chunks(REDIS_PIPELINE) {
         let mut pipeline = ::redis::pipe();
-        for number in first..(first + REDIS_PIPELINE).min(size.messages) {
-            let key = format!("customer-{}", number % size.keys);
-            pipeline
-                .cmd("XADD")
-                .arg(&stream)
-                .arg("*")
-                .arg("key")
-                .arg(key)
-                .arg("payload")
-                .arg(&payload)
-                .ignore();
+        for message in portion {
+            number += 1;
+            let entry = pipeline.cmd("XADD").arg(&stream).arg("*");
+            entry.arg("postrider-key").arg(&message.key).arg("payload").arg(&message.payload[..]);
+            if with_headers {
+                for (name, value) in headers(message, number) {
+                    entry.arg(name).arg(value);
+                }
+            }
+            entry.ignore();
         }
         pipeline.query_async::<()>(&mut connection).await?;
     }

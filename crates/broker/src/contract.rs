@@ -10,8 +10,8 @@ pub use message::{Finding, Health};
 /// A message on its way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// The message.
-    pub message: Message,
+    /// The message: the same one that was claimed, whoever else looks at it.
+    pub message: Arc<Message>,
     /// Its place in the producer's order; travels with it.
     pub seq: i64,
     /// Which deliberate delivery this is: part of the id by which the broker recognises duplicates.
@@ -22,8 +22,8 @@ pub struct Outgoing {
 
 impl Outgoing {
     /// A first delivery in Postrider's own format.
-    pub fn new(message: Message, seq: i64) -> Self {
-        Self { message, seq, delivery: 0, format: Format::default() }
+    pub fn new(message: impl Into<Arc<Message>>, seq: i64) -> Self {
+        Self { message: message.into(), seq, delivery: 0, format: Format::default() }
     }
 }
 

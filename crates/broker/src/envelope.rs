@@ -5,6 +5,8 @@
 //! [`Arrived`]. Messages that others produced have none of the names: they get an id from their place in the broker, so
 //! that a redelivery is the same message.
 
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
@@ -29,45 +31,53 @@ const OURS: &str = "postrider-";
 /// A header of the writer's that has a name of ours travels under this.
 pub(crate) const ESCAPED: &str = "postrider-header-";
 
+/// Fields of a message that has no headers of its writer's, at most.
+const FIELDS: usize = 9;
+
 /// The media type of an event in structured mode.
 const STRUCTURED: &str = "application/cloudevents+json";
 
-/// A message as it is written down for a broker.
+/// A message as it is written down for a broker. What the message has is borrowed from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wire {
+pub(crate) struct Wire<'a> {
     pub(crate) payload: Bytes,
     /// For brokers that have a place of their own for it; not among the fields.
-    pub(crate) content_type: String,
+    pub(crate) content_type: &'a str,
     /// Everything else: names are made of ASCII letters, digits, `-`, `_`, `.` (and of what `prefix` is), values may be
     /// any text without control characters.
-    pub(crate) fields: Vec<(String, String)>,
+    pub(crate) fields: Vec<(Text<'a>, Text<'a>)>,
 }
 
+/// A name or a value: mostly one that is there already.
+pub(crate) type Text<'a> = Cow<'a, str>;
+
 /// Writes a message down. `prefix` is what the attributes of CloudEvents begin with on this broker (`ce_`, `ce-`).
-pub(crate) fn wire(outgoing: &Outgoing, prefix: &str) -> Wire {
+pub(crate) fn wire<'a>(outgoing: &'a Outgoing, prefix: &str) -> Wire<'a> {
     let Outgoing { message, seq, delivery, format } = outgoing;
-    let mut fields: Vec<(String, String)> =
-        vec![(SEQ.to_owned(), seq.to_string()), (DELIVERY.to_owned(), delivery.to_string())];
-    let headers = message.headers.iter().map(|(name, value)| match taken(name, prefix) {
-        true => (format!("{ESCAPED}{name}"), value.clone()),
-        false => (name.clone(), value.clone()),
-    });
+    let mut fields: Vec<(Text<'a>, Text<'a>)> = Vec::with_capacity(FIELDS + message.headers.len());
+    fields.push((SEQ.into(), seq.to_string().into()));
+    if *delivery > 0 {
+        fields.push((DELIVERY.into(), delivery.to_string().into()));
+    }
     let (payload, content_type) = match format {
         Format::Native => {
-            fields.push((ID.to_owned(), message.id.to_string()));
-            fields.extend(message.kind.iter().map(|kind| (TYPE.to_owned(), kind.clone())));
-            fields.extend(message.key.iter().map(|key| (KEY.to_owned(), key.clone())));
-            fields.push((OCCURRED_AT.to_owned(), time(message.occurred_at)));
-            (message.payload.clone(), message.content_type.clone())
+            fields.push((ID.into(), message.id.to_string().into()));
+            fields.extend(message.kind.iter().map(|kind| (TYPE.into(), kind.into())));
+            fields.extend(message.key.iter().map(|key| (KEY.into(), key.into())));
+            fields.push((OCCURRED_AT.into(), time(message.occurred_at).into()));
+            (message.payload.clone(), message.content_type.as_str())
         }
         Format::CloudEvents { source } => {
             let attributes = attributes(message, source);
-            fields.extend(attributes.map(|(name, value)| (format!("{prefix}{name}"), value)));
-            (message.payload.clone(), message.content_type.clone())
+            fields.extend(attributes.map(|(name, value)| (format!("{prefix}{name}").into(), value)));
+            (message.payload.clone(), message.content_type.as_str())
         }
-        Format::CloudEventsStructured { source } => (structured(message, source), STRUCTURED.to_owned()),
+        Format::CloudEventsStructured { source } => (structured(message, source), STRUCTURED),
     };
-    fields.extend(headers);
+    fields.extend(message.headers.iter().map(|(name, value)| match taken(name, prefix) {
+        true => (format!("{ESCAPED}{name}").into(), value.into()),
+        false => (name.into(), value.into()),
+    }));
     Wire { payload, content_type, fields }
 }
 
@@ -75,15 +85,15 @@ pub(crate) fn wire(outgoing: &Outgoing, prefix: &str) -> Wire {
 fn attributes<'a>(
     message: &'a Message,
     source: &'a str,
-) -> impl Iterator<Item = (&'static str, String)> + 'a {
+) -> impl Iterator<Item = (&'static str, Text<'a>)> + 'a {
     let always = [
-        ("specversion", "1.0".to_owned()),
-        ("id", message.id.to_string()),
-        ("source", source.to_owned()),
-        ("type", message.kind.clone().unwrap_or_else(|| message.topic.clone())),
-        ("time", time(message.occurred_at)),
+        ("specversion", "1.0".into()),
+        ("id", message.id.to_string().into()),
+        ("source", source.into()),
+        ("type", message.kind.as_ref().unwrap_or(&message.topic).into()),
+        ("time", time(message.occurred_at).into()),
     ];
-    let key = message.key.iter().flat_map(|key| [("subject", key.clone()), ("partitionkey", key.clone())]);
+    let key = message.key.iter().flat_map(|key| [("subject", key.into()), ("partitionkey", key.into())]);
     always.into_iter().chain(key)
 }
 
@@ -289,9 +299,10 @@ mod tests {
         }
     }
 
-    fn back(wire: Wire) -> Delivery {
+    fn back(wire: Wire<'_>) -> Delivery {
         let Wire { payload, content_type, fields } = wire;
-        let content_type = Some(content_type);
+        let content_type = Some(content_type.to_owned());
+        let fields = fields.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         let arrived = Arrived {
             topic: "orders",
             payload,
@@ -319,7 +330,7 @@ mod tests {
         for message in [full(), binary, words, broken] {
             for format in &formats {
                 let outgoing =
-                    Outgoing { message: message.clone(), seq: 7, delivery: 2, format: format.clone() };
+                    Outgoing { message: message.clone().into(), seq: 7, delivery: 2, format: format.clone() };
                 let came = back(wire(&outgoing, "ce_"));
                 assert_eq!(came.message, message, "{format:?}");
                 assert_eq!((came.seq, came.delivery), (Some(7), 2));
@@ -355,7 +366,7 @@ mod tests {
             r#"{"specversion":"1.0","id":"A-1","source":"/them","type":"paid","data":{"n": 1},"tenant":"x"}"#;
         let wire = Wire {
             payload: event.into(),
-            content_type: "application/cloudevents+json; charset=utf-8".to_owned(),
+            content_type: "application/cloudevents+json; charset=utf-8",
             fields: Vec::new(),
         };
         let came = back(wire.clone());

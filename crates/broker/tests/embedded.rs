@@ -92,7 +92,7 @@ async fn every_part_of_a_message_arrives_as_it_was_sent() {
     let mut deliveries = receive_all(&mut subscription, 2).await;
     deliveries.sort_by_key(|delivery| -delivery.seq.unwrap());
     for (sent, came) in sent.iter().zip(&deliveries) {
-        assert_eq!(came.message, sent.message);
+        assert_eq!(came.message, *sent.message);
         assert_eq!((came.seq, came.delivery), (Some(sent.seq), sent.delivery));
     }
 }

@@ -58,7 +58,7 @@ async fn every_message_has_one_outcome_in_its_place_and_a_refusal_harms_no_other
     .await;
     let broker = open(&server.url(""));
     let mut messages = batch(0..100);
-    messages[50].message.content_type = "text/plain\r\nx: y".to_owned();
+    Arc::make_mut(&mut messages[50].message).content_type = "text/plain\r\nx: y".to_owned();
     let outcomes = broker.publish(messages).await;
     assert_eq!(outcomes.len(), 100);
     for (number, outcome) in outcomes.iter().enumerate() {
@@ -152,14 +152,19 @@ async fn every_part_of_a_message_arrives_as_it_was_sent_and_signed() {
         Format::CloudEventsStructured { source },
     ] {
         for message in [full.clone(), bare.clone()] {
-            sent.push(Outgoing { message, seq: i64::MAX, delivery: 7, format: format.clone() });
+            sent.push(Outgoing {
+                message: message.into(),
+                seq: i64::MAX,
+                delivery: 7,
+                format: format.clone(),
+            });
         }
     }
     for (number, outgoing) in sent.iter().enumerate() {
         assert_eq!(broker.publish(vec![outgoing.clone()]).await, [Outcome::Confirmed]);
         let asked = server.asked()[number].clone();
         let came = read(&asked.headers, asked.body.clone()).unwrap();
-        assert_eq!(came.message, outgoing.message, "{:?}", outgoing.format);
+        assert_eq!(came.message, *outgoing.message, "{:?}", outgoing.format);
         assert_eq!((came.seq, came.delivery), (Some(i64::MAX), 7));
         for key in [OLD, NEW] {
             let verified =

@@ -154,7 +154,7 @@ async fn a_message_is_stored_twice_only_when_the_window_is_over_or_it_is_sent_ag
     let mut subscription = subscribe(&broker, "billing").await;
     let came = receive(&mut subscription, 3).await;
     assert_eq!(came.iter().map(|delivery| delivery.delivery).collect::<Vec<_>>(), [0, 1, 0]);
-    assert!(came.iter().all(|delivery| delivery.message == first.message), "all are the same message");
+    assert!(came.iter().all(|delivery| delivery.message == *first.message), "all are the same message");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! One broker's share of a turn: published and judged by itself, however long the broker takes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -61,27 +61,27 @@ impl Delivery {
     fn judge(&mut self, alive: bool) -> Vec<Settlement> {
         let Self { shared, batches, outcomes } = self;
         let mut failures = Failures::default();
+        let mut topics: HashMap<&str, Topic<'_>> = HashMap::new();
         let settlements = batches
             .iter()
             .enumerate()
             .map(|(b, batch)| {
                 let verdicts = batch.messages.iter().enumerate().map(|(m, claimed)| {
-                    let topic = &claimed.message.topic;
-                    let route = shared.routes.of(topic).map(|way| &way.route);
+                    let name = claimed.message.topic.as_str();
+                    let topic = topics.entry(name).or_insert_with(|| Topic::new(name, shared));
                     let outcome = outcomes.take((b, m));
-                    let kind = failures.kind(&outcome, topic, route, alive);
+                    let kind = failures.kind(&outcome, name, topic.route, alive);
                     let confirmed = outcome == Outcome::Confirmed;
                     let circumstances = Circumstances {
-                        route,
-                        blamed: alive && shared.suspect(claimed.seq, &outcome, route),
-                        condemned: shared.breakers.condemned(topic, Instant::now()),
-                        groups: if confirmed { (shared.settings.groups)(topic) } else { Vec::new() },
+                        route: topic.route,
+                        blamed: alive && shared.suspect(claimed.seq, &outcome, topic.route),
+                        condemned: topic.condemned,
+                        groups: if confirmed { topic.groups.clone() } else { Vec::new() },
                     };
                     let verdict = judge(claimed, outcome, circumstances);
-                    if let Some(destination) = kind {
-                        failures.note(destination, &verdict);
-                    } else if confirmed {
-                        failures.fine.insert(topic.clone());
+                    match kind {
+                        Some(destination) => failures.note(destination, &verdict),
+                        None => topic.fine |= confirmed,
                     }
                     log(claimed, &verdict);
                     (claimed.seq, verdict)
@@ -90,16 +90,16 @@ impl Delivery {
                 Settlement { batch: batch.id, lease, verdicts: verdicts.collect() }
             })
             .collect();
+        for (name, _) in topics.into_iter().filter(|(_, topic)| topic.fine) {
+            shared.breakers.succeeded(&Destination::Topic(name.to_owned()));
+        }
         self.tell(failures);
         settlements
     }
 
     fn tell(&self, failures: Failures) {
         let now = Instant::now();
-        for topic in failures.fine {
-            self.shared.breakers.succeeded(&Destination::Topic(topic));
-        }
-        for (destination, (error, expired)) in failures.down {
+        for (destination, (error, expired)) in failures.0 {
             if let Destination::Broker(broker) = &destination {
                 self.shared.suspects.acquit(broker);
             }
@@ -125,14 +125,29 @@ impl Shared {
     }
 }
 
-/// What a turn learned about destinations.
-#[derive(Default)]
-struct Failures {
-    /// Destinations that are down, why, and whether a message had waited too long for them.
-    down: HashMap<Destination, (String, bool)>,
-    /// Topics that took something.
-    fine: HashSet<String>,
+/// What all messages of a topic share when they are judged.
+struct Topic<'a> {
+    route: Option<&'a Route>,
+    condemned: bool,
+    groups: Vec<String>,
+    /// It took something.
+    fine: bool,
 }
+
+impl<'a> Topic<'a> {
+    fn new(name: &str, shared: &'a Shared) -> Self {
+        Self {
+            route: shared.routes.of(name).map(|way| &way.route),
+            condemned: shared.breakers.condemned(name, Instant::now()),
+            groups: (shared.settings.groups)(name),
+            fine: false,
+        }
+    }
+}
+
+/// Destinations that are down, why, and whether a message had waited too long for them.
+#[derive(Default)]
+struct Failures(HashMap<Destination, (String, bool)>);
 
 impl Failures {
     /// The destination that this outcome speaks against, if it does.
@@ -159,7 +174,7 @@ impl Failures {
             Verdict::Failed { error, .. } => (error.clone(), false),
             Verdict::Sent { .. } => return,
         };
-        let known = self.down.entry(destination).or_insert((error, dead));
+        let known = self.0.entry(destination).or_insert((error, dead));
         known.1 |= dead;
     }
 }

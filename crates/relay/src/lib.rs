@@ -14,6 +14,7 @@
 //! A relay that lost a lane can write nothing for it: the store refuses. Before each publish it also asks its
 //! own monotonic clock whether the lease still stands, counted from before the renewal was asked.
 
+mod appetite;
 mod breaker;
 pub mod claims;
 mod deliver;
@@ -53,7 +54,8 @@ pub type Groups = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 pub struct Settings {
     /// How long a lane is leased. A relay that dies is replaced after this.
     pub lease: Duration,
-    /// Messages claimed in one turn of a train. So many may be on the way to each broker.
+    /// Messages claimed in one turn of a train at most. So many may be on the way to each broker. A train begins with
+    /// fewer, and takes more while a backlog waits and the broker is quick.
     pub batch: usize,
     /// Bytes claimed in one turn of a train. So many may be on the way to each broker.
     pub bytes: usize,
@@ -75,7 +77,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(30),
-            batch: 500,
+            batch: 10_000,
             bytes: 8 << 20,
             poll: Duration::from_secs(1),
             trains: 2,

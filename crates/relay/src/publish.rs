@@ -192,7 +192,7 @@ fn at(batches: &[Batch], place: Place) -> &Claimed {
 
 fn outgoing(claimed: &Claimed, format: &Format) -> Outgoing {
     Outgoing {
-        message: claimed.message.clone(),
+        message: Arc::clone(&claimed.message),
         seq: claimed.seq,
         delivery: claimed.state.delivery,
         format: format.clone(),

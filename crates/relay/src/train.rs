@@ -4,7 +4,7 @@
 //! settles those that are back and claims for the brokers that have none on the way. So a broker that hangs keeps its
 //! own messages waiting and nobody else's, and an idle relay looks at the store once for all of its brokers.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use store::{Batch, BatchId, ClaimOrder, Settlement, TopicRule, Turn};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
+use crate::appetite::Appetite;
 use crate::breaker::{Destination, Gates};
 use crate::deliver::Delivery;
 use crate::leases::Complainant;
@@ -69,6 +70,8 @@ struct Train {
     locks: Option<Locks>,
     /// What is on its way: by channel, the lanes it is from.
     away: HashMap<usize, Vec<u16>>,
+    /// What each channel gets at once.
+    appetites: Vec<Appetite>,
     deliveries: JoinSet<Arrived>,
 }
 
@@ -76,12 +79,14 @@ struct Train {
 struct Arrived {
     channel: usize,
     settlements: Vec<Settlement>,
+    took: Duration,
 }
 
 impl Train {
     fn new(number: usize, shared: Arc<Shared>) -> Self {
         let (wake, stopping) = (shared.wake.subscribe(), shared.stopping.subscribe());
         let locks = shared.settings.claims.clone().map(Locks::new);
+        let appetites = vec![Appetite::new(shared.settings.batch); shared.routes.channels()];
         Self {
             number,
             shared,
@@ -91,6 +96,7 @@ impl Train {
             looked: Instant::now(),
             locks,
             away: HashMap::new(),
+            appetites,
             deliveries: JoinSet::new(),
         }
     }
@@ -171,10 +177,16 @@ impl Train {
 
     fn order(&self, gates: Gates) -> ClaimOrder {
         let shared = self.shared.clone();
-        let away: HashSet<usize> = self.away.keys().copied().collect();
+        // By channel, what may be claimed for it.
+        let room: Vec<usize> = (0..self.appetites.len())
+            .map(|channel| match self.away.contains_key(&channel) {
+                true => 0,
+                false => self.appetites[channel].limit(),
+            })
+            .collect();
         ClaimOrder {
             leases: self.shared.leases.usable(self.mine()),
-            limit: self.shared.settings.batch,
+            limit: room.iter().copied().max().unwrap_or(1).max(1),
             bytes: self.shared.settings.bytes,
             rule: Arc::new(move |topic| {
                 let way = shared.routes.of(topic);
@@ -186,7 +198,7 @@ impl Train {
                 let limit = broker.min(topic_limit).min(gates.limit(&Destination::Claims));
                 TopicRule {
                     channel,
-                    take: if away.contains(&channel) { 0 } else { limit },
+                    take: limit.min(room[channel]),
                     hold_failed: route.is_some_and(Route::holds_failed),
                     hold_dead: route.is_some_and(Route::holds_dead),
                 }
@@ -230,7 +242,11 @@ impl Train {
             }
             self.away.insert(channel, batches.iter().map(|batch| batch.lease.lane).collect());
             let delivery = Delivery::new(self.shared.clone(), batches, outcomes);
-            self.deliveries.spawn(async move { Arrived { channel, settlements: delivery.run().await } });
+            self.deliveries.spawn(async move {
+                let departed = Instant::now();
+                let settlements = delivery.run().await;
+                Arrived { channel, settlements, took: departed.elapsed() }
+            });
         }
     }
 
@@ -244,7 +260,7 @@ impl Train {
     }
 
     fn arrived(&mut self, arrived: Result<Arrived, JoinError>) -> Vec<Settlement> {
-        let Arrived { channel, settlements } = match arrived {
+        let Arrived { channel, settlements, took } = match arrived {
             Ok(arrived) => arrived,
             // The train falls over with it, and its lanes are given up.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -252,6 +268,8 @@ impl Train {
             Err(_) => return Vec::new(),
         };
         self.away.remove(&channel);
+        let messages = settlements.iter().map(|settlement| settlement.verdicts.len()).sum();
+        self.appetites[channel].learn(messages, took);
         if let Some(locks) = &mut self.locks {
             locks.judged(&settlements);
         }

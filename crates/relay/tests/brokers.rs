@@ -30,7 +30,7 @@ impl Publisher for Hung {
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.free.subscribe().wait_for(|free| *free).await.expect("the sender is ours");
-        let messages: Vec<Message> = batch.iter().map(|outgoing| outgoing.message.clone()).collect();
+        let messages: Vec<Message> = batch.iter().map(|outgoing| (*outgoing.message).clone()).collect();
         self.stored.lock().expect("no panic").extend(messages);
         self.broker.publish(batch).await
     }

@@ -38,7 +38,7 @@ impl Publisher for Door {
                 None => self.broker.publish(vec![outgoing.clone()]).await.remove(0),
             };
             if outcome == Outcome::Confirmed {
-                self.passed.lock().expect("no panic").push(outgoing.message);
+                self.passed.lock().expect("no panic").push(Arc::unwrap_or_clone(outgoing.message));
             }
             outcomes.push(outcome);
         }
@@ -391,7 +391,7 @@ impl Publisher for Slow {
         };
         assert!(!panics, "on purpose");
         tokio::time::sleep(self.each).await;
-        self.calls.lock().expect("no panic").extend(batch.iter().map(|outgoing| outgoing.message.clone()));
+        self.calls.lock().expect("no panic").extend(batch.iter().map(|outgoing| (*outgoing.message).clone()));
         self.broker.publish(batch).await
     }
 }

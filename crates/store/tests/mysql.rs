@@ -320,8 +320,12 @@ async fn keys_that_differ_in_case_or_in_a_space_at_the_end_are_different_keys() 
         assert!(relay.settle(batch, verdict).await.fenced.is_empty());
     }
     store.append(keys.iter().map(|key| write(key)).collect()).await.unwrap();
-    let mut claimed: Vec<_> =
-        relay.drain(10, &sent()).await.into_iter().filter_map(|claimed| claimed.message.key).collect();
+    let mut claimed: Vec<_> = relay
+        .drain(10, &sent())
+        .await
+        .into_iter()
+        .filter_map(|claimed| claimed.message.key.clone())
+        .collect();
     claimed.sort();
     assert_eq!(claimed, ["A", "a ", "ä"], "only `a` waits behind the dead one");
     assert_eq!(store.holds(10).await.unwrap().len(), 1);

@@ -151,7 +151,7 @@ async fn round(relays: &[Relay]) -> Vec<(String, usize)> {
     let claimed = [a, b, c].into_iter().flatten();
     let read = |claimed: store::Claimed| {
         let number = std::str::from_utf8(&claimed.message.payload).unwrap().parse().unwrap();
-        (claimed.message.key.unwrap(), number)
+        (claimed.message.key.clone().unwrap(), number)
     };
     claimed.map(read).collect()
 }

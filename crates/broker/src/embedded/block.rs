@@ -109,7 +109,7 @@ impl Messages {
         let occurred_at = DateTime::from_timestamp(seconds, nanoseconds).ok_or(Unreadable)?;
         let topic = topic.to_owned();
         let message = Message { id, topic, kind, key, payload, content_type, headers, occurred_at };
-        Ok(Outgoing { message, seq, delivery, format: Format::Native })
+        Ok(Outgoing { message: message.into(), seq, delivery, format: Format::Native })
     }
 }
 

@@ -375,6 +375,7 @@ fn read(
             let Outgoing { message, seq, delivery, .. } = messages.next(&wanted.topic).map_err(broken)?;
             *bytes += message.size();
             let position = Position { partition: u64::from(wanted.id), offset };
+            let message = Arc::unwrap_or_clone(message);
             deliveries.push(Delivery { message, seq: Some(seq), delivery, position });
         }
     }

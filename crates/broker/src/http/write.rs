@@ -104,7 +104,7 @@ impl Letter {
             headers.append(header, HeaderValue::try_from(value).map_err(|error| wrong(&error))?);
             Ok::<(), String>(())
         };
-        add(header::CONTENT_TYPE.as_str(), &wire.content_type)?;
+        add(header::CONTENT_TYPE.as_str(), wire.content_type)?;
         add(TOPIC, &encoded(&message.topic))?;
         add(sign::ID, &id)?;
         add(IDEMPOTENCY_KEY, &id)?;
@@ -262,10 +262,10 @@ mod tests {
             Format::CloudEventsStructured { source },
         ];
         for format in formats {
-            let outgoing = Outgoing { message: full(), seq: i64::MAX, delivery: 2, format };
+            let outgoing = Outgoing { message: full().into(), seq: i64::MAX, delivery: 2, format };
             let letter = written(&outgoing);
             let came = read(&letter.headers(&[], 7), letter.payload.clone()).expect("it is ours");
-            assert_eq!(came.message, outgoing.message, "{:?}", outgoing.format);
+            assert_eq!(came.message, *outgoing.message, "{:?}", outgoing.format);
             assert_eq!((came.seq, came.delivery), (Some(i64::MAX), 2));
         }
         assert_eq!(read(&HeaderMap::new(), Bytes::new()), None);

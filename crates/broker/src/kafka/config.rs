@@ -110,7 +110,7 @@ impl Config {
             replication: None,
             max_payload: DEFAULT_MAX_PAYLOAD,
             compression: "none".to_owned(),
-            linger: Duration::from_millis(2),
+            linger: Duration::from_millis(1),
             session,
             heartbeat: session / 5,
             security: Security { tls: false, ca: None, certificate: None, login: None },

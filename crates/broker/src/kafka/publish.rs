@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::producer::{Call, Line, Record, Report, largest};
 use super::topics::{Topic, Trouble};
 use super::{Broker, EVENT, Inner, error};
-use crate::envelope::{self, CONTENT_TYPE, Wire};
+use crate::envelope::{self, CONTENT_TYPE, KEY, Wire};
 use crate::{Guarantees, Outcome, Outgoing, Publisher};
 
 /// Messages of one call at most: a tenth of what librdkafka queues.
@@ -102,7 +102,7 @@ impl Inner {
     }
 
     /// Writes a message down, or says why it cannot be sent.
-    fn ready(&self, outgoing: &Outgoing, topic: &Result<Topic, Trouble>) -> Result<Wire, Outcome> {
+    fn ready<'a>(&self, outgoing: &'a Outgoing, topic: &Result<Topic, Trouble>) -> Result<Wire<'a>, Outcome> {
         let rejected = |error: String| Outcome::Rejected { error };
         let message = &outgoing.message;
         let (size, limit) = (message.payload.len(), self.config.max_payload);
@@ -110,7 +110,9 @@ impl Inner {
             return Err(rejected(Invalid::PayloadTooLarge { size, limit }.to_string()));
         }
         let topic = topic.as_ref().map_err(|trouble| error::outcome(trouble.code, trouble.text.clone()))?;
-        let wire = envelope::wire(outgoing, EVENT);
+        let mut wire = envelope::wire(outgoing, EVENT);
+        // Kafka has a place of its own for it.
+        wire.fields.retain(|(name, _)| name != KEY);
         let size = weight(&wire, message.key.as_deref());
         let limit = topic.limit.min(largest(&self.config));
         if size > limit {
@@ -128,7 +130,7 @@ impl Inner {
     }
 
     /// Sends what is ready and waits for the reports.
-    async fn send(&self, batch: &[Outgoing], ready: &[(usize, Wire)], until: Instant) -> Sent {
+    async fn send(&self, batch: &[Outgoing], ready: &[(usize, Wire<'_>)], until: Instant) -> Sent {
         let line = match self.line() {
             Ok(line) => line,
             Err(said) => return Sent { reports: vec![Err(Code::QueueFull); ready.len()], said },
@@ -185,7 +187,7 @@ impl Inner {
     }
 
     /// Enters the reports of a round. What failed only because the producer did stays open, unless this was the `last`.
-    fn enter(&self, book: &mut Book<'_>, ready: &[(usize, Wire)], sent: &Sent, last: bool) {
+    fn enter(&self, book: &mut Book<'_>, ready: &[(usize, Wire<'_>)], sent: &Sent, last: bool) {
         for ((place, _), report) in ready.iter().zip(&sent.reports) {
             let topic = &book.batch[*place].message.topic;
             match report {
@@ -210,13 +212,13 @@ impl Inner {
 }
 
 /// Bytes of a message within a batch, or a few more.
-fn weight(wire: &Wire, key: Option<&str>) -> usize {
+fn weight(wire: &Wire<'_>, key: Option<&str>) -> usize {
     let fields = wire.fields.iter().map(|(name, value)| name.len() + value.len() + HEADER_FRAME);
     let kind = CONTENT_TYPE.len() + wire.content_type.len() + HEADER_FRAME;
     wire.payload.len() + key.map_or(0, str::len) + fields.sum::<usize>() + kind + FRAME
 }
 
-fn headers(wire: &Wire) -> OwnedHeaders {
+fn headers(wire: &Wire<'_>) -> OwnedHeaders {
     let headers = OwnedHeaders::new_with_capacity(wire.fields.len() + 1);
     let kind = Header { key: CONTENT_TYPE, value: Some(wire.content_type.as_bytes()) };
     let fields = wire.fields.iter().map(|(name, value)| Header { key: name, value: Some(value.as_bytes()) });
@@ -293,7 +295,8 @@ mod tests {
     #[test]
     fn a_message_weighs_no_less_than_kafka_says() {
         let message = Message::new("orders", vec![0; 100]).key("k").header("a", "b");
-        let wire = envelope::wire(&Outgoing::new(message, 1), EVENT);
+        let outgoing = Outgoing::new(message, 1);
+        let wire = envelope::wire(&outgoing, EVENT);
         let bare: usize = wire.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
         // A record of version 2: 61 bytes of batch, at most 5 for each of 7 numbers, 10 for the lengths of a header.
         assert!(weight(&wire, Some("k")) >= 100 + 1 + bare + 61 + 35);

@@ -46,10 +46,10 @@ pub(super) fn write(outgoing: &Outgoing, stream: &str) -> Result<Written, String
     };
     put(NATS_MESSAGE_ID.as_ref(), &id)?;
     put(NATS_EXPECTED_STREAM.as_ref(), stream)?;
-    put(CONTENT_TYPE, &content_type)?;
+    put(CONTENT_TYPE, content_type)?;
     for (name, value) in &fields {
         let escaped = begins_with(name, SERVERS).then(|| format!("{ESCAPED}{name}"));
-        let name = escaped.as_deref().unwrap_or(name.as_str());
+        let name = escaped.as_deref().unwrap_or(name);
         if value.trim() == value {
             put(name, value)?;
         } else {

@@ -86,7 +86,7 @@ fn lanes(batch: Vec<Outgoing>) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::with_capacity(batch.len());
     let mut keys: HashMap<(String, String), usize> = HashMap::new();
     for (at, outgoing) in batch.into_iter().enumerate() {
-        let Message { topic, key, .. } = &outgoing.message;
+        let Message { topic, key, .. } = &*outgoing.message;
         match key {
             None => lanes.push(vec![(at, outgoing)]),
             Some(key) => {

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use super::error::{self, Failure};
 use super::setup::Unfit;
 use super::{Broker, EVENT_PREFIX, Inner};
-use crate::envelope::{CONTENT_TYPE, Wire, wire};
+use crate::envelope::{CONTENT_TYPE, Text, Wire, wire};
 use crate::partition::fnv1a;
 use crate::{Format, Guarantees, Outcome, Outgoing, Publisher};
 
@@ -299,7 +299,7 @@ impl Call<'_> {
             // So says the binding of CloudEvents.
             Format::CloudEvents { .. } | Format::CloudEventsStructured { .. } => "Content-Type",
         };
-        fields.push((name.to_owned(), content_type));
+        fields.push((name.into(), content_type.into()));
         let key = ordering_key(outgoing.message.key.as_deref());
         if let Some(reason) = impossible(&payload, &key, &fields) {
             return Err(rejected(reason));
@@ -323,7 +323,7 @@ fn is_invalid(error: &PublishError) -> bool {
 }
 
 /// What the service would refuse, and with it the whole request.
-fn impossible(payload: &[u8], key: &str, fields: &[(String, String)]) -> Option<String> {
+fn impossible(payload: &[u8], key: &str, fields: &[(Text<'_>, Text<'_>)]) -> Option<String> {
     if fields.len() > ATTRIBUTES {
         return Some(format!("it has {} attributes, Pub/Sub takes {ATTRIBUTES}", fields.len()));
     }
@@ -357,15 +357,15 @@ mod tests {
 
     #[test]
     fn what_the_service_would_refuse_is_known_beforehand() {
-        let field = |name: usize, value: usize| vec![("n".repeat(name), "v".repeat(value))];
-        let many = |count: usize| (0..count).map(|n| (format!("n{n}"), String::new())).collect::<Vec<_>>();
+        let field = |name: usize, value: usize| vec![("n".repeat(name).into(), "v".repeat(value).into())];
+        let many = |count: usize| (0..count).map(|n| (format!("n{n}").into(), "".into())).collect::<Vec<_>>();
         assert_eq!(impossible(b"1", "key", &field(256, 1_024)), None);
         assert_eq!(impossible(b"1", "", &many(100)), None);
         let refused = [
             (impossible(b"1", "", &many(101)), "101 attributes"),
             (impossible(b"1", "", &field(257, 1)), "no attribute"),
             (impossible(b"1", "", &field(0, 1)), "no attribute"),
-            (impossible(b"1", "", &[("googclient".to_owned(), String::new())]), "`goog`"),
+            (impossible(b"1", "", &[("googclient".into(), "".into())]), "`goog`"),
             (impossible(b"1", "", &field(1, 1_025)), "1025 bytes"),
             (impossible(b"1", &"k".repeat(1_025), &[]), "its key"),
             (impossible(&vec![0; WHOLE + 1], "", &[]), "with everything"),

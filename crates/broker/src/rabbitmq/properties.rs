@@ -30,15 +30,16 @@ pub(super) fn write(outgoing: &Outgoing) -> Result<(bytes::Bytes, BasicPropertie
     for (name, value) in fields {
         let name = match name.strip_prefix(EVENT) {
             Some(attribute) => format!("{}{attribute}", BINDING[0]),
-            None => name,
+            None => name.into(),
         };
-        headers.insert(short("the name of a header", name)?, AMQPValue::LongString(value.into()));
+        headers
+            .insert(short("the name of a header", name)?, AMQPValue::LongString(value.into_owned().into()));
     }
     let message = &outgoing.message;
     let mut properties = BasicProperties::default()
         .with_delivery_mode(PERSISTENT)
         .with_message_id(short("the id", message.id.to_string())?)
-        .with_content_type(short("the content type", content_type)?)
+        .with_content_type(short("the content type", content_type.to_owned())?)
         .with_headers(headers);
     if let Ok(seconds) = u64::try_from(message.occurred_at.timestamp()) {
         properties = properties.with_timestamp(seconds);

@@ -51,12 +51,12 @@ impl FromStr for EntryId {
 }
 
 /// The texts of an entry: names and values in turn.
-pub(super) struct Texts {
-    wire: Wire,
+pub(super) struct Texts<'a> {
+    wire: Wire<'a>,
 }
 
-impl Texts {
-    pub(super) fn of(outgoing: &Outgoing) -> Self {
+impl<'a> Texts<'a> {
+    pub(super) fn of(outgoing: &'a Outgoing) -> Self {
         Self { wire: envelope::wire(outgoing, EVENT) }
     }
 
@@ -197,7 +197,8 @@ mod tests {
             occurred_at: DateTime::from_timestamp(1_700_000_000, 5).expect("a time"),
             ..Message::new("orders", vec![0xff, 0x00]).key("42").kind("Placed").header("payload", "mine")
         };
-        let texts = Texts::of(&Outgoing::new(message.clone(), 7));
+        let outgoing = Outgoing::new(message.clone(), 7);
+        let texts = Texts::of(&outgoing);
         let written: Vec<&[u8]> = texts.iter().collect();
         assert_eq!(written.len(), texts.count());
         let came = entry(&written).read("orders", "s", HERE);

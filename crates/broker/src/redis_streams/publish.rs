@@ -82,7 +82,7 @@ struct Ready<'a> {
     /// Its place in the batch.
     number: usize,
     outgoing: &'a Outgoing,
-    texts: Texts,
+    texts: Texts<'a>,
 }
 
 impl Ready<'_> {

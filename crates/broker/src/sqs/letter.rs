@@ -50,7 +50,8 @@ impl Letter {
             None => (BASE64.encode(&payload), Some("base64")),
         };
         let encoding = encoding.map(|encoding| (ENCODING.to_owned(), encoding.to_owned()));
-        let about = encoding.into_iter().chain([(CONTENT_TYPE.to_owned(), content_type)]);
+        let about = encoding.into_iter().chain([(CONTENT_TYPE.to_owned(), content_type.to_owned())]);
+        let fields = fields.into_iter().map(|(name, value)| (name.into(), value.into()));
         Self { body, attributes: pack(about.chain(fields).collect()) }
     }
 

@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         self.mark(&section, &KEYS);
         Relay {
             lease: section.duration("lease", Duration::from_secs(30)),
-            batch: section.number("batch", 1, 100_000, 500) as usize,
+            batch: section.number("batch", 1, 100_000, 10_000) as usize,
             bytes: section.size("bytes", 8 << 20),
             poll: section.duration("poll", Duration::from_secs(1)),
             claims: claims(&mut section),

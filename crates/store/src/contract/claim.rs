@@ -60,7 +60,7 @@ pub struct Claimed {
     /// Its place in the order.
     pub seq: Seq,
     /// What to send.
-    pub message: Message,
+    pub message: Arc<Message>,
     /// InFlight, and what it was before.
     pub state: State,
     /// The groups its writer named.

@@ -317,7 +317,7 @@ impl<'a> Claimant<'a> {
             };
             read.push(Claimed {
                 seq: row.number(EXTRA + 6)?,
-                message: row.message()?,
+                message: row.message()?.into(),
                 ack_groups: row.groups(EXTRA)?,
                 age: between(row.millis(EXTRA + 1)?, self.place.now),
                 state,

@@ -223,7 +223,7 @@ impl Candidates {
             let seq = row.try_get(EXTRA)?;
             let mut claimed = Claimed {
                 seq,
-                message: message(row, 0)?,
+                message: message(row, 0)?.into(),
                 ack_groups: groups(row, EXTRA + 2)?,
                 age: between(row.try_get(EXTRA + 3)?, now),
                 state: state(row, EXTRA + 4, false)?,

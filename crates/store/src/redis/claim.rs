@@ -195,5 +195,5 @@ fn claimed(row: Value, now: i64) -> Result<Claimed, Error> {
     let Next::State(state) = step(fields.state(false)?, Event::Claim)? else {
         return Err(Error::Broken("a claimed message cannot vanish".to_owned()));
     };
-    Ok(Claimed { seq, message: fields.message()?, state, ack_groups, age: between(written_at, now) })
+    Ok(Claimed { seq, message: fields.message()?.into(), state, ack_groups, age: between(written_at, now) })
 }

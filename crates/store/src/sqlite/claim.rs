@@ -299,7 +299,7 @@ impl<'a> Claimant<'a> {
             .query_row([seq], |row| {
                 Ok(Claimed {
                     seq,
-                    message: message(row)?,
+                    message: message(row)?.into(),
                     ack_groups: groups(row, EXTRA)?,
                     age: between(row.get(EXTRA + 1)?, self.now),
                     state: state(row, EXTRA + 2, false)?,

@@ -134,7 +134,7 @@ impl Publisher for Saboteur {
             return vec![Outcome::Confirmed; batch.len()];
         }
         if self.breaks(Sabotage::LosesHeaders) {
-            batch.iter_mut().for_each(|outgoing| outgoing.message.headers.clear());
+            batch.iter_mut().for_each(|outgoing| Arc::make_mut(&mut outgoing.message).headers.clear());
         }
         let backwards = batch.len() > 1 && self.breaks(Sabotage::StoresBackwards);
         if backwards {

@@ -66,8 +66,7 @@ pub async fn after_one_that_was_not_confirmed_none_of_its_key_is_stored(world: W
         assert!(!outcomes.contains(&Outcome::Held), "{outcomes:?}");
         return;
     }
-    let mut refund = outgoing("a", 4);
-    refund.message.topic = "refunds".to_owned();
+    let refund = Outgoing::new(Message::new("refunds", "4").key("a"), 4);
     let batch = vec![
         outgoing("a", 1),
         impossible(&*broker, "a"),
@@ -115,7 +114,7 @@ pub async fn every_part_of_a_message_arrives_as_it_was_sent(world: World) {
     let mut deliveries = receive(&mut subscription, 2).await;
     deliveries.sort_by_key(number);
     for (sent, came) in sent.iter().zip(&deliveries) {
-        assert_eq!(came.message, sent.message);
+        assert_eq!(came.message, *sent.message);
         assert_eq!((came.seq, came.delivery), (Some(sent.seq), sent.delivery));
     }
 }
@@ -142,8 +141,7 @@ pub async fn a_destination_that_is_missing_is_misconfigured_alone(world: World) 
     // Made by a client that may.
     publish(&world.open().await, 1, 0, 1).await;
     let Some(strict) = world.open_strict().await else { return };
-    let mut lost = outgoing("a", 1);
-    lost.message.topic = "no-such-topic".to_owned();
+    let lost = Outgoing::new(Message::new("no-such-topic", "1").key("a"), 1);
     let outcomes = strict.publish(vec![lost, outgoing("b", 2)]).await;
     let Outcome::Misconfigured { error } = &outcomes[0] else { panic!("{outcomes:?}") };
     assert!(error.contains("no-such-topic"), "it says which: {error}");
