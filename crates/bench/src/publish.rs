@@ -20,7 +20,11 @@ const NATS_WINDOW: usize = 1_024;
 /// Entries that the bare Redis client appends in one pipeline.
 const REDIS_PIPELINE: usize = arrow::BATCH;
 
-/// The time that a relay takes, and the time of a bare client.
+/// Queues that ours makes for a group and topic: as many as it makes partitions.
+const RABBITMQ_QUEUES: usize = 16;
+
+/// The time that a relay takes, and the time of a bare client. Each removes what it stored, or the next would find a
+/// server that is busy with it.
 pub(crate) async fn run(
     url: &str,
     size: Size,
@@ -93,6 +97,8 @@ impl rdkafka::producer::ProducerContext for Reports {
 }
 
 async fn kafka(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
+    use rdkafka::admin::{AdminClient, AdminOptions};
+    use rdkafka::client::DefaultClientContext;
     use rdkafka::message::{Header, OwnedHeaders};
     use rdkafka::producer::{BaseRecord, ThreadedProducer};
     use rdkafka::types::RDKafkaErrorCode::QueueFull;
@@ -132,16 +138,25 @@ async fn kafka(url: &str, name: &str, size: Size, with_headers: bool) -> Result<
     while reports.0.load(Ordering::Relaxed) < size.messages {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    Ok(started.elapsed())
+    let took = started.elapsed();
+    let admin: AdminClient<DefaultClientContext> = settings.create()?;
+    admin.delete_topics(&[topic.as_str()], &AdminOptions::new()).await?;
+    Ok(took)
 }
 
 async fn rabbitmq(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
-    use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
+    use lapin::options::{
+        BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
+    };
     use lapin::types::{AMQPValue, FieldTable};
 
     let url = url.split('?').next().unwrap_or_default();
     let connection = lapin::Connection::connect(url, lapin::ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
+    for partition in 0..RABBITMQ_QUEUES {
+        let ours = format!("{name}:bench:orders:{partition}");
+        channel.queue_delete(ours.into(), QueueDeleteOptions::default()).await?;
+    }
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
@@ -169,13 +184,14 @@ async fn rabbitmq(url: &str, name: &str, size: Size, with_headers: bool) -> Resu
     let confirmed: Vec<Result<()>> = sends.buffered(RABBITMQ_WINDOW).collect().await;
     let took = started.elapsed();
     confirmed.into_iter().collect::<Result<Vec<()>>>()?;
-    channel.queue_delete(queue.as_str().into(), lapin::options::QueueDeleteOptions::default()).await?;
+    channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await?;
     Ok(took)
 }
 
 async fn nats(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
     let client = async_nats::connect(url.split('?').next().unwrap_or_default()).await?;
     let jetstream = async_nats::jetstream::new(client);
+    jetstream.delete_stream(name).await?;
     let subject = format!("{name}bare");
     let stream = async_nats::jetstream::stream::Config {
         name: subject.clone(),
@@ -209,6 +225,9 @@ async fn nats(url: &str, name: &str, size: Size, with_headers: bool) -> Result<D
 async fn redis(url: &str, name: &str, size: Size, with_headers: bool) -> Result<Duration> {
     let client = ::redis::Client::open(url.split('?').next().unwrap_or_default())?;
     let mut connection = client.get_multiplexed_async_connection().await?;
+    let ours: Vec<String> =
+        ::redis::cmd("KEYS").arg(format!("*{name}*")).query_async(&mut connection).await?;
+    ::redis::cmd("UNLINK").arg(ours).query_async::<()>(&mut connection).await?;
     let stream = format!("{name}:bare");
     let messages: Vec<_> = (0..size.messages).map(|number| arrow::message(size, number)).collect();
     let started = Instant::now();

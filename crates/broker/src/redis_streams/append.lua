@@ -6,6 +6,13 @@ local window, topics = tonumber(read()), {}
 for number = 1, tonumber(read()) do
   topics[number] = { name = read(), partitions = read(), count = tonumber(read()) }
 end
+-- The names of an entry, each with room for its value behind it; messages of one form share them.
+local forms = {}
+for number = 1, tonumber(read()) do
+  local form = { count = tonumber(read()) }
+  for at = 1, form.count do form[2 * at - 1], form[2 * at] = read(), '' end
+  forms[number] = form
+end
 for _, topic in ipairs(topics) do
   if redis.call('HGET', prefix .. ':topics', topic.name) ~= topic.partitions then return { 'moved' } end
 end
@@ -21,12 +28,18 @@ end
 
 local answer, message = { 'done' }, 0
 for _, topic in ipairs(topics) do
-  local stored, met, broken = {}, {}, {}
+  local stored, met, broken, streams = {}, {}, {}, {}
   for number = 1, topic.count do
-    local mark, stream, texts = ARGV[topic.marks + number], stream_of(topic.name, ARGV[place + 1]), ARGV[place + 2]
+    local mark, partition, form = ARGV[topic.marks + number], ARGV[place + 1], forms[tonumber(ARGV[place + 2])]
+    local stream = streams[partition]
+    if not stream then
+      stream = stream_of(topic.name, partition)
+      streams[partition] = stream
+    end
     place, message = place + 2, message + 1
     if topic.now[number] == 0 and topic.before[number] == 0 and not met[mark] and not broken[stream] then
-      local added = redis.pcall('XADD', stream, '*', unpack(ARGV, place + 1, place + texts))
+      for at = 1, form.count do form[2 * at] = ARGV[place + at] end
+      local added = redis.pcall('XADD', stream, '*', unpack(form))
       -- Nothing more goes into a stream that refused: a later message must not overtake.
       if type(added) == 'table' then broken[stream] = added.err end
     end
@@ -36,7 +49,7 @@ for _, topic in ipairs(topics) do
     else
       stored[#stored + 1], met[mark] = mark, true
     end
-    place = place + texts
+    place = place + form.count
   end
   if #stored > 0 then
     local seen = topic.seen .. slice

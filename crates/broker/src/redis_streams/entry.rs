@@ -50,7 +50,7 @@ impl FromStr for EntryId {
     }
 }
 
-/// The texts of an entry: names and values in turn.
+/// The names and values of an entry.
 pub(super) struct Texts<'a> {
     wire: Wire<'a>,
 }
@@ -60,9 +60,9 @@ impl<'a> Texts<'a> {
         Self { wire: envelope::wire(outgoing, EVENT) }
     }
 
-    /// How many there are.
+    /// How many names there are, and values.
     pub(super) fn count(&self) -> usize {
-        4 + 2 * self.wire.fields.len()
+        2 + self.wire.fields.len()
     }
 
     /// Bytes, near enough.
@@ -71,10 +71,15 @@ impl<'a> Texts<'a> {
             + self.wire.fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        [PAYLOAD, CONTENT_TYPE].into_iter().chain(self.wire.fields.iter().map(|(name, _)| &**name))
+    }
+
+    /// In the order of the names.
+    pub(super) fn values(&self) -> impl Iterator<Item = &[u8]> {
         let Wire { payload, content_type, fields } = &self.wire;
-        let first = [PAYLOAD.as_bytes(), payload, CONTENT_TYPE.as_bytes(), content_type.as_bytes()];
-        first.into_iter().chain(fields.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]))
+        let first = [&payload[..], content_type.as_bytes()];
+        first.into_iter().chain(fields.iter().map(|(_, value)| value.as_bytes()))
     }
 }
 
@@ -199,8 +204,9 @@ mod tests {
         };
         let outgoing = Outgoing::new(message.clone(), 7);
         let texts = Texts::of(&outgoing);
-        let written: Vec<&[u8]> = texts.iter().collect();
-        assert_eq!(written.len(), texts.count());
+        let both = texts.names().zip(texts.values());
+        let written: Vec<&[u8]> = both.flat_map(|(name, value)| [name.as_bytes(), value]).collect();
+        assert_eq!(written.len(), 2 * texts.count());
         let came = entry(&written).read("orders", "s", HERE);
         assert_eq!((came.message, came.seq), (message, Some(7)));
     }

@@ -25,8 +25,8 @@ const MAX_BATCH: usize = 1_000;
 const MAX_MESSAGES: usize = 500;
 const MAX_BYTES: usize = 4 << 20;
 
-/// Texts in one entry at most: Lua passes on no more than some thousands at once.
-const MAX_TEXTS: usize = 2_000;
+/// Names in one entry at most: Lua passes on no more than some thousands of texts at once.
+const MAX_NAMES: usize = 1_000;
 
 /// How long to wait for replicas, at most.
 const REPLICATION: Duration = Duration::from_secs(2);
@@ -171,9 +171,9 @@ impl Inner {
             return Err(Invalid::PayloadTooLarge { size, limit }.to_string());
         }
         let texts = Texts::of(outgoing);
-        if texts.count() > MAX_TEXTS {
+        if texts.count() > MAX_NAMES {
             let headers = message.headers.len();
-            return Err(format!("{headers} headers are more than Redis Streams can take: {}", MAX_TEXTS / 2));
+            return Err(format!("{headers} headers are more than Redis Streams can take: {MAX_NAMES}"));
         }
         Ok(Ready { number, outgoing, texts })
     }
@@ -233,14 +233,24 @@ impl Inner {
         for (topic, ready) in sorted {
             call.arg(*topic).arg(topics[*topic]).arg(ready.len());
         }
+        let (forms, by_message) = forms(sorted.values().flatten().copied());
+        call.arg(forms.len());
+        for form in &forms {
+            call.arg(form.texts.count());
+            for name in form.texts.names() {
+                call.arg(name);
+            }
+        }
         for one in sorted.values().flatten() {
             call.arg(&one.mark()[..]);
         }
+        let mut by_message = by_message.into_iter();
         for (topic, ready) in sorted {
-            for one in ready {
-                call.arg(partition(&one.outgoing.message, topics[*topic])).arg(one.texts.count());
-                for text in one.texts.iter() {
-                    call.arg(text);
+            for (one, form) in ready.iter().zip(&mut by_message) {
+                // Lua counts from one.
+                call.arg(partition(&one.outgoing.message, topics[*topic])).arg(form + 1);
+                for value in one.texts.values() {
+                    call.arg(value);
                 }
             }
         }
@@ -313,6 +323,21 @@ fn by_topic<'r, 'a>(ready: &[&'r Ready<'a>]) -> BTreeMap<&'r str, Vec<&'r Ready<
         sorted.entry(one.topic()).or_default().push(one);
     }
     sorted
+}
+
+/// The forms that messages have, by one of each, and the form of every message. Those of one form have the same names in
+/// their entries, and nearly all of a topic are of one form: so the names need not go to Redis with each of them.
+fn forms<'r, 'a>(messages: impl Iterator<Item = &'r Ready<'a>>) -> (Vec<&'r Ready<'a>>, Vec<usize>) {
+    let mut forms: Vec<&Ready<'_>> = Vec::new();
+    let by_message = messages.map(|one| {
+        let same = |form: &&Ready<'_>| form.texts.names().eq(one.texts.names());
+        forms.iter().position(same).unwrap_or_else(|| {
+            forms.push(one);
+            forms.len() - 1
+        })
+    });
+    let by_message = by_message.collect();
+    (forms, by_message)
 }
 
 /// What the script answers.
