@@ -1,6 +1,6 @@
 //! RabbitMQ: confirmed into quorum queues, in order for each key, by AMQP 0-9-1.
 //!
-//! - Everything goes to one durable topic exchange ([`Config::exchange`]). The routing key is the topic and the partition
+//! - Everything goes to one durable topic exchange (`exchange=` names it). The routing key is the topic and the partition
 //!   of the message's key: `orders.@3`. Who wants all of a topic binds `orders.*`.
 //! - A group has [`Config::partitions`] quorum queues for each topic, `postrider:billing:orders:3`, each with a single
 //!   active consumer. Members wait in line at all of them and divide them evenly: see `share`. They sign on at one more,

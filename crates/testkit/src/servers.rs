@@ -85,9 +85,20 @@ impl Own {
     /// # Panics
     /// When it cannot be started.
     pub fn start(name: &'static str) -> Self {
+        Self::start_with(name, |_| String::new())
+    }
+
+    /// Starts one with settings of a test's own, which may name files that it puts into the server's folder: of Kafka and
+    /// RabbitMQ as in their files, of the others arguments, one in a line.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_with(name: &'static str, settings: impl FnOnce(&Path) -> String) -> Self {
         let home = tempfile::tempdir().expect("a folder can be made");
         // Root's servers run as other users, who must be able to enter.
         std::fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).expect("it is ours");
+        let added = settings(home.path());
+        std::fs::write(home.path().join(format!("{name}.added")), added).expect("a file can be written");
         let mut own = Self { name, home, url: String::new() };
         own.url = own.up();
         own

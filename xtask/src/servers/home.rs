@@ -1,7 +1,8 @@
 //! The folder that holds the servers' data, logs and the notes by which a later run finds them.
 //!
 //! It lies outside the clone: root does not run servers, and the users that do can often not enter a clone. For a
-//! server named `redis` it holds `redis/` (its data), `redis.log` and `redis.json` (port and process).
+//! server named `redis` it holds `redis/` (its data), `redis.log` and `redis.json` (port and process). Settings in
+//! `redis.added`, if somebody put them there, are added to the usual ones.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -81,6 +82,12 @@ impl Place {
             command.uid(user).gid(group);
         }
         command
+    }
+
+    /// Settings that somebody added to this server, in its own form: those of Kafka and RabbitMQ stand in their files, those
+    /// of the others are arguments, one in a line.
+    pub(super) fn added(&self) -> String {
+        std::fs::read_to_string(self.data.with_extension("added")).unwrap_or_default()
     }
 
     /// Makes the data folder, whole or not at all.

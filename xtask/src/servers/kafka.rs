@@ -22,6 +22,9 @@ const JARS: &str = "kafka-4.1.1";
 /// How far below the broker's port the controller's is: Kafka refuses to have the same on two addresses.
 const CONTROLLER: u16 = 10_000;
 
+/// Somebody who may come in by SCRAM, where a listener asks for it: such a login is part of the storage.
+const LOGIN: &str = "SCRAM-SHA-512=[name=postrider,password=of-the-tests]";
+
 /// Where the node keeps who it is.
 const META: &str = "meta.properties";
 
@@ -48,11 +51,11 @@ impl Server for Kafka {
     fn create(&self, place: &Place, data: &Path) -> Result<()> {
         // The storage is marked before the port is known: these settings serve that step alone.
         let settings = data.join("format.properties");
-        std::fs::write(&settings, properties(data, PORTS.start))?;
+        std::fs::write(&settings, properties(data, PORTS.start, ""))?;
         let chance = RandomState::new();
         let cluster = format!("{:016x}{:06x}", chance.hash_one(1), chance.hash_one(2) >> 40);
         let mut format = java(place, "kafka.tools.StorageTool")?;
-        format.args(["format", "--cluster-id", &cluster, "--config"]).arg(&settings);
+        format.args(["format", "--cluster-id", &cluster, "--add-scram", LOGIN, "--config"]).arg(&settings);
         run(format)?;
         std::fs::remove_file(settings)?;
         Ok(())
@@ -60,7 +63,7 @@ impl Server for Kafka {
 
     fn start(&self, place: &Place, port: u16) -> Result<Command> {
         let settings = place.data.join("server.properties");
-        std::fs::write(&settings, properties(&place.data, port))?;
+        std::fs::write(&settings, properties(&place.data, port, &place.added()))?;
         let mut kafka = java(place, "kafka.Kafka")?;
         kafka.arg(settings);
         Ok(kafka)
@@ -78,14 +81,18 @@ impl Server for Kafka {
 }
 
 /// The controller listens on another address of this machine and on a port that belongs to ours: nobody else is there,
-/// and one number is free or taken for both.
-fn properties(data: &Path, port: u16) -> String {
+/// and one number is free or taken for both. Of two settings of a name the later counts; `{listeners}` and `{advertised}`
+/// in what was added are the usual ones.
+fn properties(data: &Path, port: u16, added: &str) -> String {
     let (data, controller) = (data.display(), format!("127.0.0.2:{}", port - CONTROLLER));
+    let advertised = format!("PLAINTEXT://127.0.0.1:{port}");
+    let listeners = format!("{advertised},CONTROLLER://{controller}");
+    let added = added.replace("{listeners}", &listeners).replace("{advertised}", &advertised);
     format!(
         "{PROPERTIES}\nlog.dirs={data}\n\
-         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://{controller}\n\
-         advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
-         controller.quorum.voters=1@{controller}\n"
+         listeners={listeners}\n\
+         advertised.listeners={advertised}\n\
+         controller.quorum.voters=1@{controller}\n{added}\n"
     )
 }
 

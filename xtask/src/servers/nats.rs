@@ -46,6 +46,7 @@ impl Server for Nats {
         nats.arg("--name").arg(&place.data).arg("--jetstream").arg("--store_dir").arg(&place.data);
         // Its statistics are on a free port too, which it writes into a file of that folder.
         nats.args(["--http_port", "-1"]).arg("--ports_file_dir").arg(&place.data);
+        nats.args(place.added().lines());
         Ok(nats)
     }
 

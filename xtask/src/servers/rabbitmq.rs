@@ -53,7 +53,7 @@ impl Server for RabbitMq {
         let mut rabbitmq = place.command(&found("sh")?);
         rabbitmq.args(["-c", include_str!("rabbitmq.sh"), "rabbitmq"]).arg(&place.data).arg(port.to_string());
         let (epmd, distribution) = (super::free_port(None)?, super::free_port(None)?);
-        rabbitmq.args([epmd.to_string(), distribution.to_string()]);
+        rabbitmq.args([epmd.to_string(), distribution.to_string(), place.added()]);
         Ok(rabbitmq)
     }
 

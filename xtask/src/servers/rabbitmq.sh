@@ -1,10 +1,10 @@
 # RabbitMQ in the foreground, with everything that usually is the machine's as its own:
-# rabbitmq.sh <data folder> <port> <port of epmd> <port of the distribution>
+# rabbitmq.sh <data folder> <port> <port of epmd> <port of the distribution> <more settings>
 #
 # Its management answers at the same port of 127.0.0.2: whoever knows the one knows the other. `ctl` in the data
 # folder is rabbitmqctl for this node.
 set -eu
-data=$1 port=$2 epmd_port=$3 distribution_port=$4
+data=$1 port=$2 epmd_port=$3 distribution_port=$4 more=$5
 mkdir -p "$data/log" "$data/mnesia"
 
 cat >"$data/rabbitmq.conf" <<END
@@ -13,6 +13,7 @@ management.tcp.ip = 127.0.0.2
 management.tcp.port = $port
 # The disk of a test machine is nearly full more often than not; an alarm would stop every publisher.
 disk_free_limit.absolute = 10MB
+$more
 END
 echo '[rabbitmq_management].' >"$data/enabled_plugins"
 

@@ -37,6 +37,7 @@ impl Server for Redis {
         let mut redis = place.command(&found("redis-server")?);
         redis.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no"]);
         redis.args(["--appendonly", "yes", "--save", ""]).arg("--dir").arg(&place.data);
+        redis.args(place.added().lines());
         Ok(redis)
     }
 

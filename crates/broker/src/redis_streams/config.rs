@@ -1,8 +1,11 @@
 //! Where the Redis is, what keys begin with, and how careful everybody must be, from a URL or by hand.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use redis::{
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, TlsCertificates,
+};
 
 use crate::Secret;
 use crate::address::{Address, BadUrl, Kind};
@@ -16,6 +19,8 @@ pub struct Config {
     pub port: u16,
     /// Whether to speak TLS.
     pub tls: bool,
+    /// Whose certificates are trusted, in PEM form; without it, those that the system trusts.
+    pub ca: Option<PathBuf>,
     /// Whom to log in as; nothing is Redis's own `default`.
     pub user: Option<String>,
     /// That user's password.
@@ -60,6 +65,7 @@ const KIND: Kind = Kind {
         "retain",
         "lease",
         "accept_loss",
+        "ca",
     ],
 };
 
@@ -78,6 +84,7 @@ impl Config {
             host: host.into(),
             port,
             tls: false,
+            ca: None,
             user: None,
             password: None,
             database: 0,
@@ -112,6 +119,10 @@ impl Config {
         };
         let mut config = Self::new(host, port);
         config.tls = address.scheme == "rediss";
+        config.ca = address.text("ca").map(PathBuf::from);
+        if config.ca.is_some() && !config.tls {
+            return Err(address.wrong("ca", "certificates need a URL that begins with rediss://"));
+        }
         config.database = database;
         if let Some(prefix) = address.text("prefix") {
             config.prefix = prefix_of(prefix).ok_or_else(|| address.wrong("prefix", PREFIX))?;
@@ -169,7 +180,16 @@ impl Config {
             expected: format!("write {} ({})", KIND.example, error.category()),
         };
         let info: ConnectionInfo = address.into_connection_info().map_err(wrong)?;
-        Client::open(info.set_redis_settings(login)).map_err(wrong)
+        let info = info.set_redis_settings(login);
+        let Some(ca) = &self.ca else { return Client::open(info).map_err(wrong) };
+        let unusable = |why: String| BadUrl::Value {
+            kind: KIND.name,
+            name: "ca".to_owned(),
+            expected: format!("name a file of certificates in PEM form ({}: {why})", ca.display()),
+        };
+        let root = std::fs::read(ca).map_err(|error| unusable(error.to_string()))?;
+        let trusted = TlsCertificates { client_tls: None, root_cert: Some(root) };
+        Client::build_with_tls(info, trusted).map_err(|error| unusable(error.to_string()))
     }
 }
 
