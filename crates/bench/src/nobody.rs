@@ -18,6 +18,7 @@ impl Publisher for Nobody {
             max_batch: 10_000,
             deduplication: None,
             durability: "none: it only measures",
+            needs: &[],
         }
     }
 

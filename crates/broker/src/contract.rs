@@ -103,6 +103,8 @@ pub struct Guarantees {
     pub deduplication: Option<Duration>,
     /// What survives: for people, in the contract of a route.
     pub durability: &'static str,
+    /// What that needs of the broker itself: for people, in the contract of a route.
+    pub needs: &'static [&'static str],
 }
 
 /// Sends messages.

@@ -1,5 +1,6 @@
 //! What can be typed, and what each of it does.
 
+mod advise;
 mod arguments;
 mod backend;
 mod contract;
@@ -57,6 +58,9 @@ fn run(arguments: Arguments, output: &mut Output) -> Result<(), Failure> {
     if let Command::Completions { shell } = command {
         return arguments::completions(shell, output);
     }
+    if let Command::Advise(answers) = &command {
+        return advise::advise(answers, output);
+    }
     let loaded = config::load(global.config.as_deref(), std::env::vars_os().filter_map(text_pair))?;
     log::start(&loaded.config.log, &global, matches!(command, Command::Serve(_)))?;
     match command {
@@ -102,11 +106,11 @@ async fn run_on_store(command: Command, loaded: Loaded, output: &mut Output) -> 
             None => lanes::show(&world::open_desk(config).await?, output).await,
             Some(Lanes::Set { count }) => lanes::set(&world::make_desk(config).await?, count, output).await,
         },
-        Command::Contract => contract::show(config, output).await,
+        Command::Contract { markdown } => contract::show(config, markdown, output).await,
         Command::Doctor => doctor::examine(config, output).await,
         Command::Migrate { dry_run } => schema::migrate(config, dry_run, output).await,
         Command::Schema { .. } => schema::state(config, output).await,
-        Command::Config { .. } | Command::Routes | Command::Completions { .. } => Ok(()),
+        Command::Config { .. } | Command::Routes | Command::Advise(_) | Command::Completions { .. } => Ok(()),
     }
 }
 

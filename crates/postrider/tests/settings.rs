@@ -128,3 +128,45 @@ fn a_command_written_as_one_text_is_split_at_spaces_but_not_within_quotes() {
     let refused = folder.run(&["config", "check"]);
     assert!(refused.err.contains("consumers.g.handler.command"), "{}", refused.err);
 }
+
+#[test]
+fn the_contract_says_what_is_promised_by_what_and_what_remains() {
+    let folder = Folder::with(
+        "[routes.orders]\ntopics = [\"order-*\"]\nwhy = \"money moves\"\nretry = { max_attempts = 7 }\n\
+         [consumers.billing]\ntopics = [\"order-events\"]\nhandler = { command = [\"true\"] }\n",
+    );
+    folder.run(&["send", "order-events", "1"]).answered(&[]);
+    let contract = folder.json(&["contract"]);
+    let (route, group) = (&contract["routes"][0], &contract["consumers"][0]);
+    assert_eq!((&route["semantics"], &route["why"]), (&"effectively-once".into(), &"money moves".into()));
+    assert_eq!(route["settings"]["retry.max_attempts"], "7");
+    assert_eq!(group["settings"]["handler"], "command");
+    for (part, name) in [(route, "orders"), (group, "billing")] {
+        assert_eq!(part["name"], name);
+        for section in ["promises", "mechanisms", "loss", "duplicates", "needs"] {
+            assert!(part[section].as_array().is_some_and(|lines| !lines.is_empty()), "{name}: {section}");
+        }
+    }
+    folder.run(&["contract"]).answered(&["STORE", "ROUTE orders", "money moves", "twice", "GROUP billing"]);
+    folder.run(&["contract", "--markdown"]).answered(&[
+        "## Route `orders`",
+        "**effectively-once, because: money moves**",
+        "- retry.max_attempts = 7",
+        "## Group `billing`",
+    ]);
+}
+
+#[test]
+fn a_route_that_is_advised_is_accepted_as_it_stands() {
+    let folder = Folder::new();
+    let answers = ["--lost", "no", "--twice", "no", "--kafka", "no", "--idempotent", "yes"];
+    let advice = folder.json(&[&["advise", "--topic", "payments"], &answers[..]].concat());
+    assert_eq!(advice["semantics"], "effectively-once");
+    let accepted = Folder::with(advice["route"].as_str().expect("a route"));
+    accepted.run(&["routes"]).answered(&["payments", "effectively-once", "must not be lost"]);
+    folder
+        .run(&["advise", "--lost", "yes", "--once", "yes"])
+        .answered(&["at-most-once", "cannot be had yet"]);
+    folder.run(&["advise", "--lost", "no"]).failed(2, &["--twice yes or --twice no"]);
+    folder.run(&["advise", "--lost", "perhaps"]).failed(2, &["answer yes or no"]);
+}

@@ -47,6 +47,7 @@ impl Publisher for Broker {
             max_batch: MAX_BATCH,
             deduplication: None,
             durability: "survives a crash of the process and of the machine; one file on one machine, no copies",
+            needs: &["a disk that keeps what it says it wrote", "room for what its groups have not read"],
         }
     }
 

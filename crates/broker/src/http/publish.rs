@@ -59,6 +59,10 @@ impl Publisher for Broker {
             max_batch: paced.clamp(1, window),
             deduplication: None,
             durability: "what the destination promises by answering 2xx",
+            needs: &[
+                "it answers 2xx only once it has stored the message",
+                "it recognises webhook-id, which is the same each time a message is sent",
+            ],
         }
     }
 

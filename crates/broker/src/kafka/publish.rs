@@ -38,6 +38,11 @@ impl Publisher for Broker {
             deduplication: None,
             durability: "on all replicas in sync: with three copies and min.insync.replicas=2 it survives the loss of \
                          a server; Kafka flushes to disk later",
+            needs: &[
+                "replication.factor 3 and min.insync.replicas 2 for each topic",
+                "unclean.leader.election.enable false",
+                "retention longer than any group may be behind",
+            ],
         }
     }
 

@@ -55,6 +55,11 @@ impl Publisher for Broker {
                 }
                 _ => "survives the loss of a minority of the servers that keep copies",
             },
+            needs: &[
+                "a stream on file with three replicas, and sync_interval always where power may fail",
+                "max_age, max_bytes and max_msgs that no group falls behind",
+                "a duplicate window longer than a message may be sent again",
+            ],
         }
     }
 

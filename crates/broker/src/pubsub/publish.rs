@@ -97,6 +97,10 @@ impl Publisher for Broker {
             max_batch: 1_000,
             deduplication: None,
             durability: "stored in several zones of a region; by an emulator, in memory only",
+            needs: &[
+                "subscriptions that exist before the first message, with message ordering where keys have an order",
+                "message retention longer than any group may be behind",
+            ],
         }
     }
 

@@ -54,6 +54,11 @@ impl Publisher for Broker {
             max_batch: 5_000,
             deduplication: None,
             durability: "on the disks of a majority of each queue's replicas",
+            needs: &[
+                "quorum queues, on three servers for any of them to be lost",
+                "the bindings of each queue, which `mandatory` watches: without one nothing is confirmed",
+                "no length limit, TTL or delivery limit that drops what is not yet handled",
+            ],
         }
     }
 

@@ -53,6 +53,11 @@ impl Publisher for Broker {
                      failover to a replica that was behind can still lose it"
                 }
             },
+            needs: &[
+                "appendonly yes; appendfsync always where not even the last second may be lost",
+                "maxmemory-policy noeviction",
+                "nobody who trims the streams but Postrider",
+            ],
         }
     }
 

@@ -52,6 +52,11 @@ impl Publisher for Broker {
             deduplication: config.fifo.then_some(RECOGNISED),
             durability: "stored by AWS on several servers of the region; unread messages are gone after the queue's \
                          retention, 14 days at most",
+            needs: &[
+                "message retention longer than any group may be behind",
+                "a visibility timeout longer than a batch takes to begin with; it is extended while the work goes on",
+                "fifo=true and a FIFO queue where keys have an order",
+            ],
         }
     }
 

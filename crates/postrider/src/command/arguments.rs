@@ -94,7 +94,13 @@ pub(super) enum Command {
     /// Show which topics go where, and who listens
     Routes,
     /// Show what is promised for each route and group, by what, and what can still happen
-    Contract,
+    Contract {
+        /// As Markdown, to be kept beside the code
+        #[arg(long, conflicts_with = "json")]
+        markdown: bool,
+    },
+    /// Help to choose what a route should promise: questions, and a route to put into the settings
+    Advise(Advise),
     /// Connect to the store and the brokers, and report what is unsafe or missing there, with the fix
     Doctor,
     /// Print completions for a shell
@@ -102,6 +108,44 @@ pub(super) enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+}
+
+/// Answers to the questions of `advise`; the others are asked.
+#[derive(Debug, Default, Args)]
+pub(super) struct Advise {
+    /// May a message be lost?
+    #[arg(long, value_name = "yes|no", value_parser = parse_answer)]
+    pub(super) lost: Option<bool>,
+    /// Would a second arrival be worse than none? (Where it may be lost)
+    #[arg(long, value_name = "yes|no", value_parser = parse_answer)]
+    pub(super) once: Option<bool>,
+    /// Does it matter how many are lost? (Where it may be lost)
+    #[arg(long, value_name = "yes|no", value_parser = parse_answer)]
+    pub(super) matters: Option<bool>,
+    /// May its work be done twice? (Where it must not be lost)
+    #[arg(long, value_name = "yes|no", value_parser = parse_answer)]
+    pub(super) twice: Option<bool>,
+    /// Is its work only to read from Kafka and write to Kafka? (Where it must not be done twice)
+    #[arg(long, value_name = "yes|no", value_parser = parse_answer)]
+    pub(super) kafka: Option<bool>,
+    /// Can its work share a transaction with a mark, or recognise that it was done? (Where it must not be done twice)
+    #[arg(long, value_name = "yes|no", value_parser = parse_answer)]
+    pub(super) idempotent: Option<bool>,
+    /// The topic of the route
+    #[arg(long, default_value = "order-events", value_parser = parse_topic)]
+    pub(super) topic: String,
+}
+
+fn parse_topic(text: &str) -> Result<String, message::Invalid> {
+    message::check_topic(text).map(|()| text.to_owned())
+}
+
+pub(super) fn parse_answer(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "yes" | "y" => Ok(true),
+        "no" | "n" => Ok(false),
+        _ => Err("answer yes or no".to_owned()),
+    }
 }
 
 /// What `serve` runs.

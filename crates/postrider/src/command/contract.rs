@@ -1,15 +1,17 @@
 //! `contract`: what is promised for each route and each group, by what, and what remains.
 //!
-//! Written from the settings and from what the store says of itself, so that it is true of this installation.
+//! Written from the settings and from what store and brokers say of themselves, so that it is true of this installation.
 
+use std::collections::BTreeMap;
+
+use broker::Guarantees;
+use message::{OnDead, Order, Semantics};
 use serde::Serialize;
 
-use message::{OnDead, Order, Semantics};
-
-use super::backend;
 use super::failure::Failure;
 use super::output::Output;
-use crate::config::{Config, Consumer, Dedup, Handler, Place, Route, duration_text};
+use super::{backend, world};
+use crate::config::{self, Config, Consumer, Dedup, Handler, Place, Route, duration_text};
 
 /// The whole of it.
 #[derive(Debug, Serialize)]
@@ -20,103 +22,239 @@ struct Contract {
 }
 
 /// What holds of one thing.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Part {
     name: String,
-    /// What can be relied on, and how that is done.
+    /// The word in the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    semantics: Option<Semantics>,
+    /// Why that was chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    /// What can be relied on.
     promises: Vec<String>,
-    /// What can still happen.
-    remains: Vec<String>,
+    /// How that is done.
+    mechanisms: Vec<String>,
+    /// When a message can be lost, or needs a person.
+    loss: Vec<String>,
+    /// When it can come or be done twice.
+    duplicates: Vec<String>,
+    /// The settings that all this hangs on.
+    settings: BTreeMap<String, String>,
+    /// How the broker itself must be set up.
+    needs: Vec<String>,
 }
 
 /// Prints what is promised.
-pub(super) async fn show(config: &Config, output: &mut Output) -> Result<(), Failure> {
+pub(super) async fn show(config: &Config, markdown: bool, output: &mut Output) -> Result<(), Failure> {
     backend::exists(config)?;
+    let brokers = world::brokers(config)?;
+    let guarantees = |name: &str| brokers.get(name).map(|broker| broker.publisher.guarantees());
+    let promises = backend::open(config).await?.promises;
     let contract = Contract {
-        store: Part {
-            name: backend::name(config),
-            promises: backend::open(config).await?.promises,
-            remains: Vec::new(),
-        },
-        routes: config.routes.iter().map(|(name, route)| of_route(name, route)).collect(),
-        consumers: config.consumers.iter().map(|(name, group)| of_group(config, name, group)).collect(),
+        store: Part { name: backend::name(config), promises, ..Part::default() },
+        routes: config
+            .routes
+            .iter()
+            .map(|(name, route)| of_route(name, route, guarantees(&route.broker)))
+            .collect(),
+        consumers: config
+            .consumers
+            .iter()
+            .map(|(name, group)| of_group(config, name, group, guarantees(&group.broker)))
+            .collect(),
     };
-    output.answer(&contract, |output| {
-        output.line(format!("STORE {}", contract.store.name))?;
-        part(&contract.store, output)?;
-        for (kind, parts) in [("ROUTE", &contract.routes), ("GROUP", &contract.consumers)] {
-            for each in parts {
-                output.line(format!("\n{kind} {}", each.name))?;
-                part(each, output)?;
-            }
-        }
-        Ok(())
+    output.answer(&contract, |output| match markdown {
+        true => contract.parts().try_for_each(|(kind, part)| part.markdown(kind, output)),
+        false => contract.parts().try_for_each(|(kind, part)| part.text(kind, output)),
     })
 }
 
-fn part(part: &Part, output: &mut Output) -> Result<(), Failure> {
-    part.promises.iter().try_for_each(|line| output.line(format!("  {line}")))?;
-    part.remains.iter().try_for_each(|line| output.line(format!("  remains: {line}")))
+impl Contract {
+    fn parts(&self) -> impl Iterator<Item = (&'static str, &Part)> {
+        let routes = self.routes.iter().map(|part| ("Route", part));
+        let groups = self.consumers.iter().map(|part| ("Group", part));
+        std::iter::once(("Store", &self.store)).chain(routes).chain(groups)
+    }
 }
 
-fn of_route(name: &str, route: &Route) -> Part {
-    let mut promises = vec![format!(
-        "{}: a message stays in the store until `{}` has confirmed it, and is sent again until then.",
-        route.semantics, route.broker
-    )];
+impl Part {
+    /// Everything but the name, each kind of sentence under its word.
+    fn sections(&self) -> Vec<(&'static str, Vec<String>)> {
+        let settings = self.settings.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        let all = [
+            ("promise", self.promises.clone()),
+            ("by", self.mechanisms.clone()),
+            ("lost", self.loss.clone()),
+            ("twice", self.duplicates.clone()),
+            ("settings", settings),
+            ("needs", self.needs.clone()),
+        ];
+        all.into_iter().filter(|(_, lines)| !lines.is_empty()).collect()
+    }
+
+    /// The word for what is promised, and the reason for it.
+    fn choice(&self) -> Option<String> {
+        let semantics = self.semantics?;
+        Some(match &self.why {
+            Some(why) => format!("{semantics}, because: {why}"),
+            None => semantics.to_string(),
+        })
+    }
+
+    fn text(&self, kind: &str, output: &mut Output) -> Result<(), Failure> {
+        output.line(format!("{} {}", kind.to_uppercase(), self.name))?;
+        if let Some(choice) = self.choice() {
+            output.line(format!("  {choice}"))?;
+        }
+        for (word, lines) in self.sections() {
+            for (number, line) in lines.iter().enumerate() {
+                let word = if number == 0 { word } else { "" };
+                output.line(format!("  {word:<9} {line}"))?;
+            }
+        }
+        output.line("")
+    }
+
+    fn markdown(&self, kind: &str, output: &mut Output) -> Result<(), Failure> {
+        output.line(format!("## {kind} `{}`\n", self.name))?;
+        if let Some(choice) = self.choice() {
+            output.line(format!("**{choice}**\n"))?;
+        }
+        for (word, lines) in self.sections() {
+            output.line(format!("{}:\n", heading(word)))?;
+            lines.iter().try_for_each(|line| output.line(format!("- {line}")))?;
+            output.line("")?;
+        }
+        Ok(())
+    }
+}
+
+/// The word as a line of its own.
+fn heading(word: &str) -> &'static str {
+    match word {
+        "promise" => "Promised",
+        "by" => "By",
+        "lost" => "A message can be lost, or wait for a person, when",
+        "twice" => "It can come or be done twice when",
+        "settings" => "Settings that matter",
+        _ => "Needed of the broker",
+    }
+}
+
+fn of_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Part {
+    let mut promises =
+        vec![format!("a message stays in the store until `{}` has confirmed it.", route.broker)];
+    let mut mechanisms = vec!["it is sent again, under the same id, until it is confirmed.".to_owned()];
     if route.semantics == Semantics::EffectivelyOnce {
-        promises.push("It carries the same id each time, by which its consumers recognise it.".to_owned());
+        promises.push("its consumers do its work once, if their own promises below say so.".to_owned());
+        mechanisms
+            .push("the id travels with it, and by it consumers recognise what they have done.".to_owned());
     }
     if route.order == Order::Key {
+        promises.push("messages of one topic and key go in the order in which they were written.".to_owned());
         let dead = match route.on_dead {
             OnDead::Hold => "a Dead one holds them until a person has decided",
             OnDead::Skip => "a Dead one lets them pass",
         };
-        promises.push(format!(
-            "Messages of one topic and key go in the order in which they were written; one that failed holds back the later \
-             ones, {dead}."
+        mechanisms.push(format!(
+            "one relay at a time has a lane, and one that failed holds back the later ones of its key; {dead}."
         ));
     }
     let retry = &route.retry;
-    let remains = vec![
-        "a crash between the broker's word and the settlement sends a message twice.".to_owned(),
-        format!(
-            "a message that fails {} times, or is not sent within {}, is Dead and waits for a person.",
-            retry.max_attempts,
-            duration_text(retry.give_up_after)
-        ),
+    let mut loss = vec![format!(
+        "it failed {} times, or was not sent within {}: then it is Dead and waits for a person.",
+        retry.max_attempts,
+        duration_text(retry.give_up_after)
+    )];
+    let between = "a relay died, or lost its lease, between the broker's word and the settlement";
+    let mut duplicates = vec![format!("{between}.")];
+    if let Some(broker) = &broker {
+        mechanisms.push(format!("what the broker confirmed: {}.", broker.durability));
+        loss.push(format!("`{}` loses what it confirmed: see how it must be set up.", route.broker));
+        if let Some(window) = broker.deduplication {
+            duplicates = vec![format!(
+                "{between}, and it is sent again more than {} later: until then `{}` recognises it.",
+                duration_text(window),
+                route.broker
+            )];
+        }
+    }
+    let settings = [
+        ("order", config::order(route.order).to_owned()),
+        ("on_dead", config::on_dead(route.on_dead).to_owned()),
+        ("retry.max_attempts", retry.max_attempts.to_string()),
+        ("retry.give_up_after", duration_text(retry.give_up_after)),
+        ("retry.count_outages", retry.count_outages.to_string()),
     ];
-    Part { name: name.to_owned(), promises, remains }
+    Part {
+        name: name.to_owned(),
+        semantics: Some(route.semantics),
+        why: route.why.clone(),
+        promises,
+        mechanisms,
+        loss,
+        duplicates,
+        settings: settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        needs: broker
+            .map(|broker| broker.needs.iter().map(ToString::to_string).collect())
+            .unwrap_or_default(),
+    }
 }
 
-fn of_group(config: &Config, name: &str, group: &Consumer) -> Part {
-    let mut promises = Vec::new();
-    let mut remains = Vec::new();
+fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guarantees>) -> Part {
+    let mut part = Part { name: name.to_owned(), ..Part::default() };
     let apart = group.dedup == Dedup::Redis && config.store.place != Place::Redis;
     match &group.handler {
         Handler::Log | Handler::Sql(_) if !apart => {
-            promises
-                .push("Its work and the mark that says so are one transaction: both or neither.".to_owned());
+            part.promises.push("the work of a message is done once.".to_owned());
+            part.mechanisms
+                .push("its work and the mark that says so are one transaction: both or neither.".to_owned());
         }
         Handler::Script(_) | Handler::Log => {
-            promises.push("Its work and the mark that says so are one script.".to_owned());
-            remains.push("Redis undoes nothing that a script wrote before it failed.".to_owned());
+            part.promises.push("the work of a message is done once.".to_owned());
+            part.mechanisms.push("its work and the mark that says so are one script.".to_owned());
+            part.duplicates.push(
+                "a script failed after it wrote something: Redis undoes nothing, and it runs again."
+                    .to_owned(),
+            );
         }
         handler => {
-            promises.push(format!(
-                "Its {} handler is given an idempotency key with every message, the same each time.",
+            part.promises.push("the work of a message is done at least once.".to_owned());
+            part.mechanisms.push(format!(
+                "its {} handler is given an idempotency key with every message, the same each time.",
                 handler.kind()
             ));
-            remains.push("a crash between the work and its mark does the work again.".to_owned());
+            part.duplicates.push("a crash came between the work and its mark.".to_owned());
         }
     }
-    if group.dedup == Dedup::Redis {
-        remains.push("what Redis forgets, by a failover or a lost last second, is done again.".to_owned());
+    match group.dedup {
+        Dedup::Sql => part.mechanisms.push("marks are in the store.".to_owned()),
+        Dedup::Redis => {
+            part.duplicates.push("Redis forgot the mark, by a failover or a lost last second.".to_owned());
+        }
+        Dedup::Hybrid => part.mechanisms.push(
+            "Redis answers for what it has seen and the store decides: a Redis that was emptied doubles nothing."
+                .to_owned(),
+        ),
     }
-    if group.dedup == Dedup::Hybrid {
-        promises.push("Redis answers for what it has seen and the store decides: a Redis that was emptied doubles nothing.".to_owned());
+    part.duplicates.push(format!("it comes again after {}.", duration_text(group.keep_ids)));
+    part.loss.push(format!(
+        "its handler failed {} times: then it is Dead and waits for a person.",
+        group.retry.max_attempts
+    ));
+    if let Some(broker) = broker {
+        part.needs = broker.needs.iter().map(ToString::to_string).collect();
     }
-    remains
-        .push(format!("a message that comes again after {} is done again.", duration_text(group.keep_ids)));
-    Part { name: name.to_owned(), promises, remains }
+    let settings = [
+        ("handler", group.handler.kind().to_owned()),
+        ("dedup", group.dedup.word().to_owned()),
+        ("keep_ids", duration_text(group.keep_ids)),
+        ("replay", duration_text(group.replay)),
+        ("order", config::order(group.order).to_owned()),
+        ("on_dead", config::on_dead(group.on_dead).to_owned()),
+        ("retry.max_attempts", group.retry.max_attempts.to_string()),
+    ];
+    part.settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    part
 }

@@ -84,6 +84,7 @@ mod tests {
             max_batch: 1,
             deduplication: None,
             durability: "",
+            needs: &[],
         };
         BTreeMap::from([("queue", Able { guarantees, receives })])
     }

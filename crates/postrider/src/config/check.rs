@@ -14,6 +14,24 @@ use super::tree::Origin;
 use super::units::duration_text;
 use super::{Complaint, Config, Consumer, Dedup, Handler, Place, Route};
 
+/// Why a promise cannot be kept here, and the nearest that can; nothing where it can.
+pub(crate) fn unkept(semantics: Semantics) -> Option<(&'static str, Semantics)> {
+    match semantics {
+        Semantics::AtLeastOnce | Semantics::EffectivelyOnce => None,
+        Semantics::ExactlyOnce => {
+            Some(("this version sends in no broker's transaction", Semantics::EffectivelyOnce))
+        }
+        Semantics::AtMostOnce => Some((
+            "this program settles a message only after the broker has confirmed it",
+            Semantics::AtLeastOnce,
+        )),
+        Semantics::None | Semantics::BestEffort => Some((
+            "this program always waits for the broker's word, and always retries",
+            Semantics::AtLeastOnce,
+        )),
+    }
+}
+
 /// A relay must be able to publish, settle and renew well within its lease.
 const LEAST_LEASE: Duration = Duration::from_secs(1);
 
@@ -132,21 +150,7 @@ impl Checker<'_> {
         let section = format!("routes.{name}");
         self.broker(&section, &route.broker);
         self.retry(&section, &route.retry);
-        let reason = match route.semantics {
-            Semantics::AtLeastOnce | Semantics::EffectivelyOnce => None,
-            Semantics::ExactlyOnce => {
-                Some(("this version sends in no broker's transaction", Semantics::EffectivelyOnce))
-            }
-            Semantics::AtMostOnce => Some((
-                "this program settles a message only after the broker has confirmed it",
-                Semantics::AtLeastOnce,
-            )),
-            Semantics::None | Semantics::BestEffort => Some((
-                "this program always waits for the broker's word, and always retries",
-                Semantics::AtLeastOnce,
-            )),
-        };
-        if let Some((reason, instead)) = reason {
+        if let Some((reason, instead)) = unkept(route.semantics) {
             self.refuse(
                 &format!("{section}.semantics"),
                 format!(

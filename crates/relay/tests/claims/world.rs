@@ -35,6 +35,7 @@ pub(crate) const PLAIN: Guarantees = Guarantees {
     max_batch: 100,
     deduplication: None,
     durability: "none",
+    needs: &[],
 };
 
 /// A destination that remembers what it was asked, and when.
