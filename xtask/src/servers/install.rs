@@ -21,8 +21,13 @@ struct Need {
     there: fn() -> bool,
 }
 
-/// What tests use beside the servers.
-const TOOLS: [Need; 4] = [
+/// What tests use beside the servers, and what their build does.
+const TOOLS: [Need; 5] = [
+    Need {
+        name: "OpenSSL's headers",
+        packages: &["libssl-dev", "pkg-config"],
+        there: || find("pkg-config").is_some() && Path::new("/usr/include/openssl/ssl.h").is_file(),
+    },
     Need {
         name: "psycopg",
         packages: &["python3-psycopg"],
