@@ -105,7 +105,7 @@ fn outgoing(number: i64) -> Outgoing {
     Outgoing::new(Message::new("orders", number.to_string()).key("k"), number)
 }
 
-/// Ten messages pass and come back, and the doctor has nothing against the connection.
+/// Ten messages pass and come back.
 async fn messages_pass(url: &str) {
     let broker = open(url);
     let outcomes = broker.publisher.publish((0..10).map(outgoing).collect()).await;

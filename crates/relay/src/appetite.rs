@@ -9,16 +9,17 @@ use std::time::Duration;
 /// What a broker gets at first.
 const FIRST: usize = 500;
 
-/// A batch that is back sooner may be twice as large next time.
+/// A batch that was claimed, sent and answered sooner may be twice as large next time.
 const QUICK: Duration = Duration::from_millis(100);
 
-/// One that took longer must be half as large.
+/// One that took longer must be as much smaller.
 const SLOW: Duration = Duration::from_millis(400);
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Appetite {
     now: usize,
+    first: usize,
     most: usize,
 }
 
@@ -26,7 +27,8 @@ impl Appetite {
     /// Of `most` messages at most.
     pub(crate) fn new(most: usize) -> Self {
         let most = most.max(1);
-        Self { now: FIRST.min(most), most }
+        let first = FIRST.min(most);
+        Self { now: first, first, most }
     }
 
     /// Messages in the next batch at most.
@@ -34,13 +36,22 @@ impl Appetite {
         self.now
     }
 
-    /// So many messages took so long.
-    pub(crate) fn learn(&mut self, messages: usize, took: Duration) {
+    /// So many messages were sent, and claiming and sending took so long.
+    pub(crate) fn learn(&mut self, sent: usize, took: Duration) {
         if took > SLOW {
-            self.now = (self.now / 2).max(FIRST.min(self.most));
-        } else if took < QUICK && messages >= self.now / 2 {
+            let share = SLOW.as_secs_f64() / took.as_secs_f64();
+            self.now = ((self.now as f64 * share) as usize).max(self.first);
+        } else if sent < self.now / 4 {
+            // No more was there, no more had room, or the broker took no more.
+            self.now = (self.now / 2).max(self.first);
+        } else if took < QUICK && sent >= self.now / 2 {
             self.now = (self.now * 2).min(self.most);
         }
+    }
+
+    /// There is no backlog.
+    pub(crate) fn rest(&mut self) {
+        self.now = self.first;
     }
 }
 
@@ -49,44 +60,47 @@ mod tests {
     use super::*;
 
     const MOST: usize = 3_000;
+    const SOON: Duration = Duration::from_millis(50);
+    const MIDDLING: Duration = Duration::from_millis(200);
 
     fn after(batches: &[(usize, Duration)]) -> usize {
         let mut appetite = Appetite::new(MOST);
-        batches.iter().for_each(|(messages, took)| appetite.learn(*messages, *took));
+        batches.iter().for_each(|(sent, took)| appetite.learn(*sent, *took));
         appetite.limit()
     }
 
     #[test]
     fn full_batches_that_are_quick_grow_up_to_the_limit() {
-        assert_eq!(after(&[(500, QUICK / 2)]), 1_000);
-        assert_eq!(
-            after(&[(500, QUICK / 2); 10]),
-            MOST - MOST % 1_000,
-            "what is claimed is half of it at least"
-        );
-        assert_eq!(
-            after(&[(500, QUICK / 2), (1_000, QUICK / 2), (2_000, QUICK / 2), (3_000, QUICK / 2)]),
-            MOST
-        );
+        assert_eq!(after(&[(500, SOON)]), 1_000);
+        assert_eq!(after(&[(500, SOON), (1_000, SOON), (2_000, SOON), (3_000, SOON)]), MOST);
     }
 
     #[test]
-    fn without_a_backlog_and_at_a_middling_pace_nothing_changes() {
-        assert_eq!(after(&[(10, QUICK / 2); 10]), FIRST);
-        assert_eq!(after(&[(500, QUICK); 10]), FIRST);
+    fn at_a_middling_pace_nothing_changes() {
+        assert_eq!(after(&[(500, SOON), (1_000, MIDDLING), (1_000, MIDDLING)]), 1_000);
     }
 
     #[test]
-    fn slow_batches_shrink_and_never_below_the_first() {
-        let grown = [(500, QUICK / 2), (1_000, QUICK / 2)];
+    fn a_slow_batch_makes_the_next_one_as_much_smaller_and_never_smaller_than_the_first() {
+        let grown = [(500, SOON), (1_000, SOON)];
         assert_eq!(after(&[grown[0], grown[1], (2_000, SLOW * 2)]), 1_000);
-        assert_eq!(after(&[(500, SLOW * 2); 10]), FIRST);
+        assert_eq!(after(&[grown[0], grown[1], (2_000, SLOW * 100)]), FIRST);
+    }
+
+    #[test]
+    fn it_shrinks_where_little_is_sent_and_rests_without_a_backlog() {
+        let grown = [(500, SOON), (1_000, SOON), (2_000, SOON)];
+        assert_eq!(after(&[grown[0], grown[1], grown[2], (10, SOON)]), MOST / 2);
+        let mut appetite = Appetite::new(MOST);
+        appetite.learn(500, SOON);
+        appetite.rest();
+        assert_eq!(appetite.limit(), FIRST);
     }
 
     #[test]
     fn a_limit_below_the_first_is_kept() {
         let mut appetite = Appetite::new(100);
-        appetite.learn(100, QUICK / 2);
+        appetite.learn(100, SOON);
         assert_eq!(appetite.limit(), 100);
         appetite.learn(100, SLOW * 2);
         assert_eq!(appetite.limit(), 100);

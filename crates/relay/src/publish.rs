@@ -108,6 +108,7 @@ impl Load {
             let outgoing =
                 call.iter().map(|place| outgoing(at(batches, *place), &self.way.route.format)).collect();
             let outcomes = self.call(outgoing, &lease).await;
+            let silent = outcomes.iter().all(is_silence);
             for (place, outcome) in call.into_iter().zip(outcomes) {
                 if outcome != Outcome::Confirmed
                     && let Some(key) = self.ordered_key(at(batches, place))
@@ -115,6 +116,10 @@ impl Load {
                     blocked.insert(key);
                 }
                 done.push((place, outcome));
+            }
+            if silent {
+                // Nobody is there: the rest would only wait as long again, one call after another.
+                done.extend(self.places.drain(..).map(|place| (place, Outcome::Held)));
             }
         }
         done
@@ -184,6 +189,11 @@ impl Load {
         self.places = later;
         call
     }
+}
+
+/// The broker did not answer.
+fn is_silence(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Unreachable { .. } | Outcome::Unconfirmed { .. } | Outcome::Held)
 }
 
 fn at(batches: &[Batch], place: Place) -> &Claimed {

@@ -4,13 +4,13 @@
 //! settles those that are back and claims for the brokers that have none on the way. So a broker that hangs keeps its
 //! own messages waiting and nobody else's, and an idle relay looks at the store once for all of its brokers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use store::{Batch, BatchId, ClaimOrder, Settlement, TopicRule, Turn};
+use store::{Batch, BatchId, ClaimOrder, Settlement, TopicRule, Turn, Verdict};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
@@ -72,6 +72,9 @@ struct Train {
     away: HashMap<usize, Vec<u16>>,
     /// What each channel gets at once.
     appetites: Vec<Appetite>,
+    /// What may be claimed in this turn, and for channels with no smaller appetite only.
+    portion: usize,
+    turns: usize,
     deliveries: JoinSet<Arrived>,
 }
 
@@ -79,6 +82,7 @@ struct Train {
 struct Arrived {
     channel: usize,
     settlements: Vec<Settlement>,
+    /// Since the turn that claimed it began.
     took: Duration,
 }
 
@@ -97,6 +101,8 @@ impl Train {
             locks,
             away: HashMap::new(),
             appetites,
+            portion: 1,
+            turns: 0,
             deliveries: JoinSet::new(),
         }
     }
@@ -106,19 +112,22 @@ impl Train {
         loop {
             self.wake.borrow_and_update();
             self.looked = Instant::now();
+            let all_asked = self.share_out();
             let Turn { fenced, batches, more, next_due } = self.turn(&mut settlements).await;
             self.give_back(&fenced, batches.is_empty()).await;
             if !batches.is_empty() {
                 fail::fail_point!("relay::claimed");
                 self.idle = FIRST_WAIT;
                 self.depart(batches).await;
+            } else if all_asked {
+                self.appetites.iter_mut().for_each(Appetite::rest);
             }
             self.leave().await;
             if self.away.is_empty() && *self.stopping.borrow() {
                 return;
             }
             settlements = self.back();
-            if settlements.is_empty() && !(more && self.has_room()) {
+            if settlements.is_empty() && all_asked && !(more && self.has_room()) {
                 settlements = self.wait(next_due).await;
             }
             if !settlements.is_empty() {
@@ -175,18 +184,27 @@ impl Train {
         self.away.len() < self.shared.routes.channels() && !*self.stopping.borrow()
     }
 
+    /// Decides what this turn claims. A store counts what it takes for all channels together, so those with other appetites
+    /// take turns: whoever has the smallest gets no more than that. Answers whether every channel that is free is asked.
+    fn share_out(&mut self) -> bool {
+        let free = self.appetites.iter().enumerate().filter(|(channel, _)| !self.away.contains_key(channel));
+        let portions: BTreeSet<usize> = free.map(|(_, appetite)| appetite.limit()).collect();
+        self.turns = self.turns.wrapping_add(1);
+        let chosen = self.turns % portions.len().max(1);
+        self.portion = portions.into_iter().nth(chosen).unwrap_or(1);
+        chosen == 0
+    }
+
     fn order(&self, gates: Gates) -> ClaimOrder {
         let shared = self.shared.clone();
-        // By channel, what may be claimed for it.
-        let room: Vec<usize> = (0..self.appetites.len())
-            .map(|channel| match self.away.contains_key(&channel) {
-                true => 0,
-                false => self.appetites[channel].limit(),
+        let hungry: Vec<bool> = (0..self.appetites.len())
+            .map(|channel| {
+                !self.away.contains_key(&channel) && self.appetites[channel].limit() >= self.portion
             })
             .collect();
         ClaimOrder {
             leases: self.shared.leases.usable(self.mine()),
-            limit: room.iter().copied().max().unwrap_or(1).max(1),
+            limit: self.portion,
             bytes: self.shared.settings.bytes,
             rule: Arc::new(move |topic| {
                 let way = shared.routes.of(topic);
@@ -198,7 +216,7 @@ impl Train {
                 let limit = broker.min(topic_limit).min(gates.limit(&Destination::Claims));
                 TopicRule {
                     channel,
-                    take: limit.min(room[channel]),
+                    take: if hungry[channel] { limit } else { 0 },
                     hold_failed: route.is_some_and(Route::holds_failed),
                     hold_dead: route.is_some_and(Route::holds_dead),
                 }
@@ -242,10 +260,10 @@ impl Train {
             }
             self.away.insert(channel, batches.iter().map(|batch| batch.lease.lane).collect());
             let delivery = Delivery::new(self.shared.clone(), batches, outcomes);
+            let began = self.looked;
             self.deliveries.spawn(async move {
-                let departed = Instant::now();
                 let settlements = delivery.run().await;
-                Arrived { channel, settlements, took: departed.elapsed() }
+                Arrived { channel, settlements, took: began.elapsed() }
             });
         }
     }
@@ -268,8 +286,9 @@ impl Train {
             Err(_) => return Vec::new(),
         };
         self.away.remove(&channel);
-        let messages = settlements.iter().map(|settlement| settlement.verdicts.len()).sum();
-        self.appetites[channel].learn(messages, took);
+        let verdicts = settlements.iter().flat_map(|settlement| &settlement.verdicts);
+        let sent = verdicts.filter(|(_, verdict)| matches!(verdict, Verdict::Sent { .. })).count();
+        self.appetites[channel].learn(sent, took);
         if let Some(locks) = &mut self.locks {
             locks.judged(&settlements);
         }

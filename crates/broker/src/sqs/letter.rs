@@ -147,7 +147,8 @@ pub(super) fn read(message: aws_sdk_sqs::types::Message, topic: &str, position: 
     };
     let mut system = message.attributes.unwrap_or_default();
     // A message of ours without a key has a group all the same.
-    let ours = [envelope::ID.to_owned(), format!("{EVENT}id")].iter().any(|name| fields.contains_key(name));
+    // Whatever the format, and an event of somebody else knows its own key too.
+    let ours = fields.contains_key(envelope::SEQ) || fields.contains_key(&format!("{EVENT}id"));
     let key = system.remove(&System::MessageGroupId).filter(|_| !ours);
     let sent_at = system.remove(&System::SentTimestamp).and_then(|time| time.parse().ok());
     let arrived = Arrived {

@@ -17,6 +17,9 @@ use crate::column::{HISTORY, between, clip, groups_json, millis, word};
 use crate::tally::{Tally, Wait};
 use crate::{BatchId, Error, Sent, Settlement, Verdict};
 
+/// Messages of which a statement tells what went wrong: with their errors they must fit into a packet.
+const TOLD_AT_ONCE: usize = 250;
+
 /// What the table says of a message before it is settled.
 #[derive(Debug)]
 pub(super) struct Before {
@@ -256,8 +259,8 @@ impl Settler<'_> {
             (include_str!("settle/troubled.sql"), rows.troubled),
             (include_str!("settle/released.sql"), rows.released),
         ] {
-            if !rows.is_empty() {
-                tx.exec_drop(sql, (Json::from(rows).to_string(),)).await?;
+            for some in rows.chunks(TOLD_AT_ONCE) {
+                tx.exec_drop(sql, (Json::from(some).to_string(),)).await?;
             }
         }
         history(tx, now, rows.history, &rows.tried).await?;
@@ -320,8 +323,10 @@ async fn history(tx: &mut Tx<'_>, now: i64, rows: Vec<Json>, seqs: &BTreeSet<i64
     if rows.is_empty() {
         return Ok(());
     }
-    let values: (Value, String) = (at(now), Json::from(rows).to_string());
-    tx.exec_drop(include_str!("settle/history.sql"), values).await?;
+    for some in rows.chunks(TOLD_AT_ONCE) {
+        let values: (Value, String) = (at(now), Json::from(some).to_string());
+        tx.exec_drop(include_str!("settle/history.sql"), values).await?;
+    }
     tx.query_drop(format!(
         "DELETE a FROM (SELECT position FROM (
              SELECT position, row_number() OVER (PARTITION BY seq ORDER BY position DESC) AS age
