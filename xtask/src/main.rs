@@ -141,7 +141,7 @@ fn print_lines(lines: impl IntoIterator<Item = (String, String)>) -> Result<()> 
 const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 
 /// Tests at once. Most of them wait for a server most of the time, so there may be more than processors.
-const TESTS_AT_ONCE: &str = "4";
+const TESTS_AT_ONCE: &str = "3";
 
 fn check() -> Result<()> {
     lint()?;

@@ -13,7 +13,7 @@ use testkit::servers::{Own, url};
 use uuid::Uuid;
 
 /// How long a member may be silent. A busy machine needs its time; cases wait for a multiple of it.
-const SESSION: Duration = Duration::from_secs(6);
+const SESSION: Duration = Duration::from_secs(15);
 
 /// How long a member lasts that never says that it lives.
 const SILENT: Duration = Duration::from_secs(3);
