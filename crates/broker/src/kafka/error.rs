@@ -161,14 +161,16 @@ pub(super) fn commit(answer: Result<(), KafkaError>) -> Commit {
     match code(&error) {
         // There was nothing that Kafka did not know.
         Code::NoError | Code::NoOffset => Commit::Done,
+        // Of an old generation while the group agrees on the next one: what is still held then can be committed. A member
+        // that the group has removed is unknown to it.
         Code::RebalanceInProgress
+        | Code::IllegalGeneration
         | Code::CoordinatorLoadInProgress
         | Code::CoordinatorNotAvailable
         | Code::NotCoordinator
         | Code::WaitingForCoordinator
         | Code::UnstableOffsetCommit => Commit::Again,
-        Code::IllegalGeneration
-        | Code::UnknownMemberId
+        Code::UnknownMemberId
         | Code::AssignmentLost
         | Code::FencedInstanceId
         | Code::FencedMemberEpoch
@@ -221,7 +223,7 @@ mod tests {
         assert!(matches!(answer(Code::NoOffset), Commit::Done));
         assert!(matches!(answer(Code::RebalanceInProgress), Commit::Again));
         assert!(matches!(answer(Code::UnknownMemberId), Commit::Lost));
-        assert!(matches!(answer(Code::IllegalGeneration), Commit::Lost));
+        assert!(matches!(answer(Code::IllegalGeneration), Commit::Again));
         let failed = answer(Code::GroupAuthorizationFailed);
         assert!(matches!(failed, Commit::Failed(ReceiveError::Misconfigured(_))), "{failed:?}");
         let failed = answer(Code::BrokerTransportFailure);
