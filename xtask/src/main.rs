@@ -26,12 +26,20 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Task {
     /// The quick look while working: format, lints, tidiness, and tests that take no time and need no server.
-    Check,
-    /// Everything, and what CI runs: format, lints, tidiness, documentation, all tests and an example.
+    Check {
+        /// With every broker's client, which takes minutes to build.
+        #[arg(long)]
+        brokers: bool,
+    },
+    /// Everything, and what CI runs: `check`, documentation, all tests and the examples.
     ///
-    /// Servers that do not run yet are started, and stopped at the end. POSTRIDER_TEST_POSTGRES, …_KAFKA and so on
-    /// name others to use instead.
-    Test,
+    /// Servers that do not run yet are started, and stopped at the end. POSTRIDER_TEST_POSTGRES, …_MARIADB and
+    /// …_REDIS name others to use instead.
+    Test {
+        /// With the brokers that have servers of their own (Kafka, RabbitMQ, NATS, SQS, Pub/Sub, Redis Streams) too.
+        #[arg(long)]
+        brokers: bool,
+    },
     /// Real servers for the tests, on free ports of 127.0.0.1.
     #[command(subcommand)]
     Servers(Servers),
@@ -82,8 +90,11 @@ enum Servers {
 fn main() -> ExitCode {
     let started = Instant::now();
     let result = match Arguments::parse().task {
-        Task::Check => check().map(|()| Some(started)),
-        Task::Test => servers::with_servers(test).map(|()| Some(started)),
+        Task::Check { brokers } => check(features(brokers)).map(|()| Some(started)),
+        Task::Test { brokers } => {
+            let tests = |urls: &Urls| test(features(brokers), urls);
+            servers::with_servers(brokers, tests).map(|()| Some(started))
+        }
         Task::Tidy => tidy::tidy().map(|()| Some(started)),
         // Programs read what these print.
         Task::Servers(servers) => run_servers(servers).map(|()| None),
@@ -137,36 +148,37 @@ fn print_lines(lines: impl IntoIterator<Item = (String, String)>) -> Result<()> 
     Ok(())
 }
 
-/// What is built: everything, and each time the same, so that nothing is built twice.
-const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
+/// What is built: every store and what needs no server, or really everything.
+type Features = &'static [&'static str];
 
-/// Tests at once. Most of them wait for a server most of the time, so there may be more than processors.
-const TESTS_AT_ONCE: &str = "3";
-
-fn check() -> Result<()> {
-    lint()?;
-    cargo(&[&["test"], &EVERYTHING[..], &["--lib"]].concat())
+fn features(brokers: bool) -> Features {
+    match brokers {
+        true => &["--workspace", "--all-features"],
+        false => &[
+            "--workspace",
+            "--features",
+            "postrider/postgres,postrider/mysql,postrider/redis,postrider/sqlx,postrider/diesel,postrider/sea-orm,\
+             postrider/failpoints",
+        ],
+    }
 }
 
-fn lint() -> Result<()> {
+fn check(features: Features) -> Result<()> {
     cargo(&["fmt", "--all", "--check"])?;
     tidy::tidy()?;
-    cargo(&[&["clippy"], &EVERYTHING[..], &["--all-targets", "--", "-D", "warnings"]].concat())
+    cargo(&[&["clippy"], features, &["--all-targets", "--", "-D", "warnings"]].concat())?;
+    cargo(&[&["test"], features, &["--lib"]].concat())
 }
 
-fn test(servers: &Urls) -> Result<()> {
-    lint()?;
+fn test(features: Features, servers: &Urls) -> Result<()> {
+    check(features)?;
     step(
         "cargo doc",
-        Command::new("cargo").args(["doc", "--no-deps"]).args(EVERYTHING).env("RUSTDOCFLAGS", "-D warnings"),
+        Command::new("cargo").args(["doc", "--no-deps"]).args(features).env("RUSTDOCFLAGS", "-D warnings"),
     )?;
     // Light builds must go on compiling without the parts they leave out.
     cargo(&["check", "-p", "postrider", "--no-default-features", "--features", "sqlite,embedded"])?;
-    let mut tests = Command::new("cargo");
-    step(
-        "cargo test",
-        tests.arg("test").args(EVERYTHING).env("RUST_TEST_THREADS", TESTS_AT_ONCE).envs(servers),
-    )?;
+    step("cargo test", Command::new("cargo").arg("test").args(features).envs(servers))?;
     example("first_outbox")
 }
 

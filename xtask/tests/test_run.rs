@@ -52,9 +52,6 @@ impl Clone {
             .env("POSTRIDER_TEST_POSTGRES", "postgres://somewhere")
             .env("POSTRIDER_TEST_MARIADB", "mysql://somewhere")
             .env("POSTRIDER_TEST_REDIS", "");
-        for broker in ["KAFKA", "RABBITMQ", "NATS", "SQS", "PUBSUB"] {
-            xtask.env(format!("POSTRIDER_TEST_{broker}"), "somewhere://");
-        }
         xtask
     }
 
