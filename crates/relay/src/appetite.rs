@@ -4,6 +4,7 @@
 //! its first message unsettled until the last is answered, and after a crash all of it is sent again. So what a batch
 //! may take is a time, and its size follows from it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// What a broker gets at first.
@@ -15,29 +16,74 @@ const QUICK: Duration = Duration::from_millis(100);
 /// One that took longer must be as much smaller.
 const SLOW: Duration = Duration::from_millis(400);
 
-/// See the module.
+/// Those of all channels of a train, and whose turn it is.
+///
+/// A store counts what it takes for all channels together, so those with other appetites take turns: whoever has the
+/// smallest gets no more than that.
+#[derive(Debug)]
+pub(crate) struct Appetites {
+    each: Vec<Appetite>,
+    turns: usize,
+}
+
+/// What a turn may claim.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Portion {
+    /// Messages at most.
+    pub(crate) limit: usize,
+    /// By channel, whether it gets any.
+    pub(crate) asked: Vec<bool>,
+    /// Nobody who is free has to wait for the next turn.
+    pub(crate) all: bool,
+}
+
+impl Appetites {
+    /// Of `most` messages at most, for so many channels.
+    pub(crate) fn new(most: usize, channels: usize) -> Self {
+        Self { each: vec![Appetite::new(most); channels], turns: 0 }
+    }
+
+    /// What the next turn claims for the channels that are free.
+    pub(crate) fn share_out(&mut self, free: impl Fn(usize) -> bool) -> Portion {
+        let free = |(channel, appetite): (usize, &Appetite)| free(channel).then_some(appetite.now);
+        let limits: Vec<Option<usize>> = self.each.iter().enumerate().map(free).collect();
+        let portions: BTreeSet<usize> = limits.iter().copied().flatten().collect();
+        self.turns = self.turns.wrapping_add(1);
+        let chosen = self.turns % portions.len().max(1);
+        let limit = portions.into_iter().nth(chosen).unwrap_or(1);
+        let asked = limits.iter().map(|room| room.is_some_and(|room| room >= limit)).collect();
+        Portion { limit, asked, all: chosen == 0 }
+    }
+
+    /// So many messages were sent to a channel, and claiming and sending took so long.
+    pub(crate) fn learn(&mut self, channel: usize, sent: usize, took: Duration) {
+        self.each[channel].learn(sent, took);
+    }
+
+    /// The channels that are free have no backlog.
+    pub(crate) fn rest(&mut self, free: impl Fn(usize) -> bool) {
+        for (_, appetite) in self.each.iter_mut().enumerate().filter(|(channel, _)| free(*channel)) {
+            appetite.now = appetite.first;
+        }
+    }
+}
+
+/// One of them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Appetite {
+struct Appetite {
     now: usize,
     first: usize,
     most: usize,
 }
 
 impl Appetite {
-    /// Of `most` messages at most.
-    pub(crate) fn new(most: usize) -> Self {
+    fn new(most: usize) -> Self {
         let most = most.max(1);
         let first = FIRST.min(most);
         Self { now: first, first, most }
     }
 
-    /// Messages in the next batch at most.
-    pub(crate) fn limit(self) -> usize {
-        self.now
-    }
-
-    /// So many messages were sent, and claiming and sending took so long.
-    pub(crate) fn learn(&mut self, sent: usize, took: Duration) {
+    fn learn(&mut self, sent: usize, took: Duration) {
         if took > SLOW {
             let share = SLOW.as_secs_f64() / took.as_secs_f64();
             self.now = ((self.now as f64 * share) as usize).max(self.first);
@@ -47,11 +93,6 @@ impl Appetite {
         } else if took < QUICK && sent >= self.now / 2 {
             self.now = (self.now * 2).min(self.most);
         }
-    }
-
-    /// There is no backlog.
-    pub(crate) fn rest(&mut self) {
-        self.now = self.first;
     }
 }
 
@@ -66,7 +107,18 @@ mod tests {
     fn after(batches: &[(usize, Duration)]) -> usize {
         let mut appetite = Appetite::new(MOST);
         batches.iter().for_each(|(sent, took)| appetite.learn(*sent, *took));
-        appetite.limit()
+        appetite.now
+    }
+
+    /// Two channels, of which the first has grown.
+    fn grown_and_small() -> Appetites {
+        let mut appetites = Appetites::new(MOST, 2);
+        appetites.learn(0, FIRST, SOON);
+        appetites
+    }
+
+    fn portion(limit: usize, asked: [bool; 2]) -> Portion {
+        Portion { limit, asked: asked.to_vec(), all: asked[1] || limit == 1 }
     }
 
     #[test]
@@ -88,21 +140,35 @@ mod tests {
     }
 
     #[test]
-    fn it_shrinks_where_little_is_sent_and_rests_without_a_backlog() {
+    fn it_shrinks_where_little_is_sent() {
         let grown = [(500, SOON), (1_000, SOON), (2_000, SOON)];
         assert_eq!(after(&[grown[0], grown[1], grown[2], (10, SOON)]), MOST / 2);
-        let mut appetite = Appetite::new(MOST);
-        appetite.learn(500, SOON);
-        appetite.rest();
-        assert_eq!(appetite.limit(), FIRST);
+    }
+
+    #[test]
+    fn a_channel_gets_no_more_than_it_can_swallow_and_none_waits_for_more_than_a_turn() {
+        let mut appetites = grown_and_small();
+        assert_eq!(appetites.share_out(|_| true), portion(2 * FIRST, [true, false]));
+        assert_eq!(appetites.share_out(|_| true), portion(FIRST, [true, true]));
+        assert_eq!(appetites.share_out(|channel| channel == 1), portion(FIRST, [false, true]));
+        assert_eq!(appetites.share_out(|_| false), portion(1, [false, false]));
+    }
+
+    #[test]
+    fn a_channel_without_a_backlog_begins_anew_and_one_on_its_way_keeps_what_it_learned() {
+        let mut appetites = grown_and_small();
+        appetites.rest(|channel| channel == 1);
+        assert_eq!(appetites.share_out(|channel| channel == 0).limit, 2 * FIRST);
+        appetites.rest(|_| true);
+        assert_eq!(appetites.share_out(|_| true), portion(FIRST, [true, true]));
     }
 
     #[test]
     fn a_limit_below_the_first_is_kept() {
         let mut appetite = Appetite::new(100);
         appetite.learn(100, SOON);
-        assert_eq!(appetite.limit(), 100);
+        assert_eq!(appetite.now, 100);
         appetite.learn(100, SLOW * 2);
-        assert_eq!(appetite.limit(), 100);
+        assert_eq!(appetite.now, 100);
     }
 }

@@ -4,7 +4,7 @@
 //! settles those that are back and claims for the brokers that have none on the way. So a broker that hangs keeps its
 //! own messages waiting and nobody else's, and an idle relay looks at the store once for all of its brokers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use store::{Batch, BatchId, ClaimOrder, Settlement, TopicRule, Turn, Verdict};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::appetite::Appetite;
+use crate::appetite::{Appetites, Portion};
 use crate::breaker::{Destination, Gates};
 use crate::deliver::Delivery;
 use crate::leases::Complainant;
@@ -70,11 +70,7 @@ struct Train {
     locks: Option<Locks>,
     /// What is on its way: by channel, the lanes it is from.
     away: HashMap<usize, Vec<u16>>,
-    /// What each channel gets at once.
-    appetites: Vec<Appetite>,
-    /// What may be claimed in this turn, and for channels with no smaller appetite only.
-    portion: usize,
-    turns: usize,
+    appetites: Appetites,
     deliveries: JoinSet<Arrived>,
 }
 
@@ -90,7 +86,7 @@ impl Train {
     fn new(number: usize, shared: Arc<Shared>) -> Self {
         let (wake, stopping) = (shared.wake.subscribe(), shared.stopping.subscribe());
         let locks = shared.settings.claims.clone().map(Locks::new);
-        let appetites = vec![Appetite::new(shared.settings.batch); shared.routes.channels()];
+        let appetites = Appetites::new(shared.settings.batch, shared.routes.channels());
         Self {
             number,
             shared,
@@ -101,8 +97,6 @@ impl Train {
             locks,
             away: HashMap::new(),
             appetites,
-            portion: 1,
-            turns: 0,
             deliveries: JoinSet::new(),
         }
     }
@@ -112,22 +106,22 @@ impl Train {
         loop {
             self.wake.borrow_and_update();
             self.looked = Instant::now();
-            let all_asked = self.share_out();
-            let Turn { fenced, batches, more, next_due } = self.turn(&mut settlements).await;
+            let portion = self.appetites.share_out(|channel| !self.away.contains_key(&channel));
+            let Turn { fenced, batches, more, next_due } = self.turn(&mut settlements, &portion).await;
             self.give_back(&fenced, batches.is_empty()).await;
             if !batches.is_empty() {
                 fail::fail_point!("relay::claimed");
                 self.idle = FIRST_WAIT;
                 self.depart(batches).await;
-            } else if all_asked {
-                self.appetites.iter_mut().for_each(Appetite::rest);
+            } else if portion.all {
+                self.appetites.rest(|channel| !self.away.contains_key(&channel));
             }
             self.leave().await;
             if self.away.is_empty() && *self.stopping.borrow() {
                 return;
             }
             settlements = self.back();
-            if settlements.is_empty() && all_asked && !(more && self.has_room()) {
+            if settlements.is_empty() && portion.all && !(more && self.has_room()) {
                 settlements = self.wait(next_due).await;
             }
             if !settlements.is_empty() {
@@ -141,11 +135,11 @@ impl Train {
     }
 
     /// One turn with the store, however long the store needs to be there.
-    async fn turn(&self, settlements: &mut Vec<Settlement>) -> Turn {
+    async fn turn(&self, settlements: &mut Vec<Settlement>, portion: &Portion) -> Turn {
         let mut wait = STORE_WAIT;
         loop {
             let gates = self.shared.breakers.gates(Instant::now());
-            let order = (!*self.stopping.borrow()).then(|| self.order(gates));
+            let order = (!*self.stopping.borrow()).then(|| self.order(gates, portion));
             let leases = order.as_ref().map(|order| order.leases.clone()).unwrap_or_default();
             let settled = settlements.len();
             match self.shared.store.turn(settlements.clone(), order).await {
@@ -184,27 +178,11 @@ impl Train {
         self.away.len() < self.shared.routes.channels() && !*self.stopping.borrow()
     }
 
-    /// Decides what this turn claims. A store counts what it takes for all channels together, so those with other appetites
-    /// take turns: whoever has the smallest gets no more than that. Answers whether every channel that is free is asked.
-    fn share_out(&mut self) -> bool {
-        let free = self.appetites.iter().enumerate().filter(|(channel, _)| !self.away.contains_key(channel));
-        let portions: BTreeSet<usize> = free.map(|(_, appetite)| appetite.limit()).collect();
-        self.turns = self.turns.wrapping_add(1);
-        let chosen = self.turns % portions.len().max(1);
-        self.portion = portions.into_iter().nth(chosen).unwrap_or(1);
-        chosen == 0
-    }
-
-    fn order(&self, gates: Gates) -> ClaimOrder {
-        let shared = self.shared.clone();
-        let hungry: Vec<bool> = (0..self.appetites.len())
-            .map(|channel| {
-                !self.away.contains_key(&channel) && self.appetites[channel].limit() >= self.portion
-            })
-            .collect();
+    fn order(&self, gates: Gates, portion: &Portion) -> ClaimOrder {
+        let (shared, asked) = (self.shared.clone(), portion.asked.clone());
         ClaimOrder {
             leases: self.shared.leases.usable(self.mine()),
-            limit: self.portion,
+            limit: portion.limit,
             bytes: self.shared.settings.bytes,
             rule: Arc::new(move |topic| {
                 let way = shared.routes.of(topic);
@@ -216,7 +194,7 @@ impl Train {
                 let limit = broker.min(topic_limit).min(gates.limit(&Destination::Claims));
                 TopicRule {
                     channel,
-                    take: if hungry[channel] { limit } else { 0 },
+                    take: if asked[channel] { limit } else { 0 },
                     hold_failed: route.is_some_and(Route::holds_failed),
                     hold_dead: route.is_some_and(Route::holds_dead),
                 }
@@ -288,7 +266,7 @@ impl Train {
         self.away.remove(&channel);
         let verdicts = settlements.iter().flat_map(|settlement| &settlement.verdicts);
         let sent = verdicts.filter(|(_, verdict)| matches!(verdict, Verdict::Sent { .. })).count();
-        self.appetites[channel].learn(sent, took);
+        self.appetites.learn(channel, sent, took);
         if let Some(locks) = &mut self.locks {
             locks.judged(&settlements);
         }

@@ -174,3 +174,37 @@ async fn a_long_backlog_for_one_broker_does_not_hide_what_goes_to_another() {
     assert!(bench.hung.stored.lock().expect("no panic").is_empty());
     drop(relay);
 }
+
+/// A broker that takes one message at a time and never answers.
+struct Silent {
+    broker: Broker,
+    calls: AtomicUsize,
+}
+
+#[async_trait]
+impl Publisher for Silent {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { max_batch: 1, ..self.broker.guarantees() }
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        vec![Outcome::Unreachable { error: "nobody is there".to_owned() }; batch.len()]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_does_not_answer_is_not_asked_for_each_message_of_a_delivery() {
+    let bench = Bench::new();
+    bench.write("slow", 100).await;
+    let silent = Arc::new(Silent { broker: bench.broker.clone(), calls: AtomicUsize::new(0) });
+    let relay = Relay::start(
+        bench.store.clone(),
+        vec![Route::new("slow", &["slow"], silent.clone())],
+        Settings::default(),
+    );
+    bench.until("the breaker", async |_| !relay.status().breakers.is_empty()).await;
+    let calls = silent.calls.load(Ordering::SeqCst);
+    assert!(calls <= 2, "{calls} calls, and one of each train tells enough");
+    relay.drain().await;
+}
