@@ -2,6 +2,7 @@
 //! `cargo xtask servers` for the databases in between.
 #![allow(clippy::print_stdout, reason = "a build command talks to its user")]
 
+mod programs;
 mod servers;
 mod tidy;
 
@@ -26,20 +27,12 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Task {
     /// The quick look while working: format, lints, tidiness, and tests that take no time and need no server.
-    Check {
-        /// With every broker's client, which takes minutes to build.
-        #[arg(long)]
-        brokers: bool,
-    },
-    /// Everything, and what CI runs: `check`, documentation, all tests and the examples.
+    Check,
+    /// Everything, and what CI runs: format, lints, tidiness, documentation, all tests and an example.
     ///
-    /// Servers that do not run yet are started, and stopped at the end. POSTRIDER_TEST_POSTGRES, …_MARIADB and
-    /// …_REDIS name others to use instead.
-    Test {
-        /// With the brokers that have servers of their own (Kafka, RabbitMQ, NATS, SQS, Pub/Sub, Redis Streams) too.
-        #[arg(long)]
-        brokers: bool,
-    },
+    /// Servers that do not run yet are started, and stopped at the end. POSTRIDER_TEST_POSTGRES, …_KAFKA and so on
+    /// name others to use instead.
+    Test,
     /// Real servers for the tests, on free ports of 127.0.0.1.
     #[command(subcommand)]
     Servers(Servers),
@@ -90,11 +83,8 @@ enum Servers {
 fn main() -> ExitCode {
     let started = Instant::now();
     let result = match Arguments::parse().task {
-        Task::Check { brokers } => check(features(brokers)).map(|()| Some(started)),
-        Task::Test { brokers } => {
-            let tests = |urls: &Urls| test(features(brokers), urls);
-            servers::with_servers(brokers, tests).map(|()| Some(started))
-        }
+        Task::Check => check().map(|()| Some(started)),
+        Task::Test => servers::with_servers(test).map(|()| Some(started)),
         Task::Tidy => tidy::tidy().map(|()| Some(started)),
         // Programs read what these print.
         Task::Servers(servers) => run_servers(servers).map(|()| None),
@@ -148,37 +138,30 @@ fn print_lines(lines: impl IntoIterator<Item = (String, String)>) -> Result<()> 
     Ok(())
 }
 
-/// What is built: every store and what needs no server, or really everything.
-type Features = &'static [&'static str];
+/// What is built: everything, and each time the same, so that nothing is built twice.
+const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 
-fn features(brokers: bool) -> Features {
-    match brokers {
-        true => &["--workspace", "--all-features"],
-        false => &[
-            "--workspace",
-            "--features",
-            "postrider/postgres,postrider/mysql,postrider/redis,postrider/sqlx,postrider/diesel,postrider/sea-orm,\
-             postrider/failpoints",
-        ],
-    }
+fn check() -> Result<()> {
+    lint()?;
+    cargo(&[&["test"], &EVERYTHING[..], &["--lib"]].concat())
 }
 
-fn check(features: Features) -> Result<()> {
+fn lint() -> Result<()> {
     cargo(&["fmt", "--all", "--check"])?;
     tidy::tidy()?;
-    cargo(&[&["clippy"], features, &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    cargo(&[&["test"], features, &["--lib"]].concat())
+    cargo(&[&["clippy"], &EVERYTHING[..], &["--all-targets", "--", "-D", "warnings"]].concat())
 }
 
-fn test(features: Features, servers: &Urls) -> Result<()> {
-    check(features)?;
+fn test(servers: &Urls) -> Result<()> {
+    lint()?;
     step(
         "cargo doc",
-        Command::new("cargo").args(["doc", "--no-deps"]).args(features).env("RUSTDOCFLAGS", "-D warnings"),
+        Command::new("cargo").args(["doc", "--no-deps"]).args(EVERYTHING).env("RUSTDOCFLAGS", "-D warnings"),
     )?;
     // Light builds must go on compiling without the parts they leave out.
     cargo(&["check", "-p", "postrider", "--no-default-features", "--features", "sqlite,embedded"])?;
-    step("cargo test", Command::new("cargo").arg("test").args(features).envs(servers))?;
+    programs::run(&EVERYTHING, servers)?;
+    cargo(&[&["test"], &EVERYTHING[..], &["--doc"]].concat())?;
     example("first_outbox")
 }
 

@@ -36,9 +36,6 @@ pub(crate) use session::with_servers;
 /// Names and URLs, in the order of the names.
 pub(crate) type Urls = BTreeMap<String, String>;
 
-/// How many of [`ALL`], from the first, are stores.
-const STORES: usize = 3;
-
 /// All that can be started. A new one is a file, and a line here.
 const ALL: [&dyn Server; 8] = [
     &postgres::Postgres,

@@ -1,6 +1,6 @@
 //! `cargo xtask test` and its servers: it brings those that are missing, and takes away those and no others.
 //!
-//! Only cargo and git are played by scripts here, or the tests would run themselves; the servers are real.
+//! Only cargo, git and the tests are played by scripts here, or the tests would run themselves; the servers are real.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A clone with a temporary folder, in which cargo does what `script` says when it is to run all tests.
+/// A clone with a temporary folder, in which cargo builds a single test program, which does what `script` says.
 struct Clone {
     folder: tempfile::TempDir,
 }
@@ -20,9 +20,23 @@ impl Clone {
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
         let clone = Self { folder };
         clone.program("git", "");
-        let all_tests = "case \"$*\" in *--lib) exit 0 ;; 'test --workspace '*) ;; *) exit 0 ;; esac";
-        clone.program("cargo", &format!("{all_tests}\n{script}"));
+        clone.program("tests", script);
+        clone.program(
+            "cargo",
+            &format!("case \"$*\" in 'test '*' --no-run '*) echo '{}' ;; esac", clone.built()),
+        );
         clone
+    }
+
+    /// How cargo tells of the test program.
+    fn built(&self) -> serde_json::Value {
+        serde_json::json!({
+            "reason": "compiler-artifact",
+            "manifest_path": self.path("Cargo.toml"),
+            "target": { "name": "all", "kind": ["test"] },
+            "profile": { "test": true },
+            "executable": self.path("tests"),
+        })
     }
 
     fn program(&self, name: &str, script: &str) {
@@ -52,6 +66,9 @@ impl Clone {
             .env("POSTRIDER_TEST_POSTGRES", "postgres://somewhere")
             .env("POSTRIDER_TEST_MARIADB", "mysql://somewhere")
             .env("POSTRIDER_TEST_REDIS", "");
+        for broker in ["KAFKA", "RABBITMQ", "NATS", "SQS", "PUBSUB"] {
+            xtask.env(format!("POSTRIDER_TEST_{broker}"), "somewhere://");
+        }
         xtask
     }
 
@@ -88,7 +105,7 @@ fn kill(signal: &str, pid: &str) {
     assert!(status.expect("sh runs").success());
 }
 
-/// What cargo is told to do: asks the server who it is and writes down what it was given.
+/// What the tests do: ask the server who it is and write down what they were given.
 const ASK: &str = r#"
 redis-cli -u "$POSTRIDER_TEST_REDIS" INFO server | sed -n 's/^process_id://p' | tr -d '\r' >pid
 echo "$POSTRIDER_TEST_POSTGRES $POSTRIDER_TEST_MARIADB" >given
@@ -106,9 +123,11 @@ fn tests_get_servers_and_nothing_of_them_is_left() {
 }
 
 #[test]
-fn when_tests_fail_the_run_fails_and_the_data_can_be_looked_at() {
-    let clone = Clone::new(&format!("{ASK} exit 1"));
-    assert!(!clone.test());
+fn when_tests_fail_the_run_fails_with_what_they_said_and_the_data_can_be_looked_at() {
+    let clone = Clone::new(&format!("{ASK} echo three is not four; exit 1"));
+    let run = clone.xtask(&["test"]).output().expect("xtask runs");
+    assert!(!run.status.success());
+    assert!(String::from_utf8_lossy(&run.stdout).contains("three is not four"));
     assert!(!runs(&clone.read("pid")), "it is stopped");
     assert!(clone.home().join("redis.log").exists());
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::rabbitmq::{Broker, Config};
@@ -245,25 +246,22 @@ async fn a_server_that_is_short_of_memory_is_unreachable_until_it_is_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_confirmed_is_there_after_a_crash_of_the_server() {
-    let own = Own::start("rabbitmq");
+    let own = Arc::new(Own::start("rabbitmq"));
     let names = Names::at(own.url());
     let broker = names.open("groups=billing");
     let mut confirmed = BTreeSet::new();
     for round in 0..3 {
-        let begun = Instant::now();
         for from in (0..).step_by(100).map(|n| round * 100_000 + n) {
             let outcomes = broker.publish((from..from + 100).map(outgoing).collect()).await;
-            confirmed.extend(
-                (from..).zip(&outcomes).filter(|(_, said)| **said == Outcome::Confirmed).map(|(seq, _)| seq),
-            );
+            let said = (from..).zip(&outcomes);
+            confirmed.extend(said.filter(|(_, said)| **said == Outcome::Confirmed).map(|(seq, _)| seq));
             if outcomes.iter().any(|said| *said != Outcome::Confirmed) {
                 break;
             }
             if from % 100_000 == 500 {
-                let management = Management::of(own.url());
-                std::thread::spawn(move || management.crash());
+                let own = Arc::clone(&own);
+                std::thread::spawn(move || own.crash());
             }
-            assert!(begun.elapsed() < 3 * PATIENCE, "it does not crash");
         }
         own.stop();
         own.resume();
@@ -271,7 +269,7 @@ async fn what_was_confirmed_is_there_after_a_crash_of_the_server() {
     assert!(confirmed.len() > 1_000, "{}", confirmed.len());
     let stored = numbers(&broker, "billing", &confirmed).await;
     let lost: Vec<_> = confirmed.difference(&stored).collect();
-    assert!(lost.is_empty(), "confirmed and lost: {lost:?}");
+    assert!(lost.is_empty(), "confirmed and lost: {} of {}", lost.len(), confirmed.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -140,12 +140,25 @@ impl Own {
     /// # Panics
     /// When its process cannot be found.
     pub fn stall(&self) -> Stalled {
+        let group = self.group();
+        signal("STOP", group);
+        Stalled { group }
+    }
+
+    /// Ends it as a crash does, with nothing put in order. [`stop`](Self::stop) and [`resume`](Self::resume) bring it back.
+    ///
+    /// # Panics
+    /// When its process cannot be found.
+    pub fn crash(&self) {
+        signal("KILL", self.group());
+    }
+
+    /// The group of its processes.
+    fn group(&self) -> u64 {
         let state = self.home.path().join(format!("{}.json", self.name));
         let state = std::fs::read(state).expect("a server that was started has a note");
         let state: serde_json::Value = serde_json::from_slice(&state).expect("the note is JSON");
-        let group = state["process"]["pid"].as_u64().expect("it runs");
-        signal("STOP", group);
-        Stalled { group }
+        state["process"]["pid"].as_u64().expect("it runs")
     }
 
     fn up(&self) -> String {

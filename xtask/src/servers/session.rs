@@ -6,16 +6,14 @@ use signal_hook::iterator::Signals;
 
 use super::home::{Home, State};
 use super::process::Process;
-use super::{ALL, STORES, Server, Urls, down, install, tell, up};
+use super::{ALL, Server, Urls, down, install, tell, up};
 
 /// Runs `tests` with every server's URL, under the name of the environment variable in which tests look for it.
 ///
 /// A variable that is set already names a server of somebody's own: none is started in its place.
-pub(crate) fn with_servers(brokers: bool, tests: impl FnOnce(&Urls) -> Result<()>) -> Result<()> {
+pub(crate) fn with_servers(tests: impl FnOnce(&Urls) -> Result<()>) -> Result<()> {
     install::tools()?;
-    let asked_for = if brokers { &ALL[..] } else { &ALL[..STORES] };
-    let wanted: Vec<_> =
-        asked_for.iter().copied().filter(|server| !given(&variable(server.name()))).collect();
+    let wanted: Vec<_> = ALL.iter().copied().filter(|server| !given(&variable(server.name()))).collect();
     if wanted.is_empty() {
         return tests(&Urls::new());
     }
