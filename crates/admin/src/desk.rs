@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use bulk::{BulkAnswer, Progress};
-use message::Limits;
+use message::{Limits, Message};
 use store::{Inbox, Record, Store};
 
 use crate::request::message_id;
@@ -22,12 +22,29 @@ pub struct Desk {
     topology: Arc<Topology>,
     limits: Limits,
     inboxes: BTreeMap<String, Arc<dyn Inbox>>,
+    express: Option<Arc<dyn Express>>,
+}
+
+/// Sends messages past the store.
+pub trait Express: Send + Sync {
+    /// Takes `message` for `route` and returns at once.
+    ///
+    /// # Errors
+    /// Why it was not taken, for people.
+    fn send(&self, route: &str, message: Message) -> Result<(), String>;
 }
 
 impl Desk {
     /// A desk on `store`, where `topology` says what is configured.
     pub fn new(store: Arc<dyn Store>, topology: Arc<Topology>, limits: Limits) -> Self {
-        Self { store, topology, limits, inboxes: BTreeMap::new() }
+        Self { store, topology, limits, inboxes: BTreeMap::new(), express: None }
+    }
+
+    /// The way past the store, for routes that keep nothing. Without it their messages go through the store too.
+    #[must_use]
+    pub fn with_express(mut self, express: Arc<dyn Express>) -> Self {
+        self.express = Some(express);
+        self
     }
 
     /// The inboxes of groups that do not remember in the store itself.

@@ -11,7 +11,7 @@ mod request;
 mod topology;
 mod view;
 
-pub use desk::{BulkAnswer, Desk, Progress};
+pub use desk::{BulkAnswer, Desk, Express, Progress};
 pub use fields::nearest;
 pub use payload::{Encoding, Payload};
 pub use problem::{Problem, ProblemKind};

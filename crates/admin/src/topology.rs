@@ -98,6 +98,9 @@ pub struct ConsumerView {
     pub topics: Vec<String>,
     /// The broker it listens at.
     pub broker: String,
+    /// What it promises.
+    #[schema(value_type = String, example = "effectively-once")]
+    pub semantics: Semantics,
     /// What it does with a message.
     pub handler: String,
     /// How it recognises what it has done already.
@@ -121,6 +124,11 @@ impl Topology {
             }
         }
         best.map(|(_, route)| route)
+    }
+
+    /// Whether messages of `topic` may go to the broker without ever being in the store.
+    pub(crate) fn bypasses_store(&self, topic: &str) -> bool {
+        self.route_of(topic).is_some_and(|route| route.semantics.bypasses_store())
     }
 
     /// The consumer groups that listen to `topic`.

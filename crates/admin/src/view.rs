@@ -34,6 +34,9 @@ pub struct SendAnswer {
     /// An earlier request had stored it; this one changed nothing.
     #[serde(skip)]
     pub repeated: bool,
+    /// `false` where its route keeps nothing: it is on its way, and nobody can ask for its status.
+    #[serde(skip_serializing_if = "std::clone::Clone::clone")]
+    pub stored: bool,
 }
 
 /// All that is known of a message.

@@ -83,6 +83,21 @@ pub enum Outcome {
     Held,
 }
 
+impl Outcome {
+    /// Why it is not confirmed, for people.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Self::Confirmed => None,
+            Self::Deferred { error, .. }
+            | Self::Unreachable { error }
+            | Self::Unconfirmed { error }
+            | Self::Rejected { error }
+            | Self::Misconfigured { error } => Some(error),
+            Self::Held => Some("it was not tried"),
+        }
+    }
+}
+
 /// What a broker promises; the relay and the configuration read it and ask for no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guarantees {
@@ -119,10 +134,17 @@ pub struct Guarantees {
 /// 6. `publish` ends within the publisher's own time limit.
 /// 7. A destination that does not exist, and is not to be made, is `Misconfigured`; other topics are unharmed.
 /// 8. After the broker was away, the same publisher goes on: nobody has to open another.
+/// 9. What [`once`](Publisher::once) answers sends no message twice by itself, whatever it hears or does not hear.
 #[async_trait]
 pub trait Publisher: Send + Sync {
     /// What the broker promises.
     fn guarantees(&self) -> Guarantees;
+
+    /// The same, with nothing in it that sends a message again by itself; none where there is nothing of the kind
+    /// anyway.
+    fn once(&self) -> Option<Arc<dyn Publisher>> {
+        None
+    }
 
     /// Sends `batch` and waits for the broker's word on each message.
     ///

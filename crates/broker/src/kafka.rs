@@ -55,7 +55,7 @@ pub struct Broker {
 
 struct Inner {
     config: Config,
-    topics: Topics,
+    topics: Arc<Topics>,
     /// The producer that is in use; empty after it had to be thrown away.
     line: Mutex<Option<Arc<Line>>>,
 }
@@ -74,7 +74,7 @@ impl Broker {
             )));
         }
         let topics = Topics::new(&config).map_err(|error| Unopened::Broken(error::text(&error)))?;
-        let inner = Inner { config, topics, line: Mutex::default() };
+        let inner = Inner { config, topics: Arc::new(topics), line: Mutex::default() };
         Ok(Self { inner: Arc::new(inner) })
     }
 

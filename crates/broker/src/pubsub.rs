@@ -37,7 +37,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use google_cloud_auth::credentials::anonymous;
-use google_cloud_gax::retry_policy::RetryPolicyExt;
+use google_cloud_gax::retry_policy::{NeverRetry, RetryPolicyExt};
 use google_cloud_pubsub::client;
 use google_cloud_pubsub::retry_policy::RetryableErrors;
 use tokio::sync::OnceCell;
@@ -131,7 +131,10 @@ impl Inner {
         Ok(Clients {
             topics: built!(client::TopicAdmin::builder().with_retry_policy(retry())),
             subscriptions: built!(client::SubscriptionAdmin::builder().with_retry_policy(retry())),
-            publisher: built!(client::BasePublisher::builder().with_retry_policy(retry())),
+            publisher: match self.config.once {
+                true => built!(client::BasePublisher::builder().with_retry_policy(NeverRetry)),
+                false => built!(client::BasePublisher::builder().with_retry_policy(retry())),
+            },
             subscriber: built!(client::Subscriber::builder()),
         })
     }

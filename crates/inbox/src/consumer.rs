@@ -239,6 +239,12 @@ impl Receiving {
             positions.push(position);
             arrivals.push(Arrival { message, seq, delivery });
         }
+        if group.is_at_most_once() {
+            subscription.acknowledge(&Split::all(&positions)).await?;
+            fail_point!("inbox::forgotten");
+            self.work_once(arrivals, take, stop).await;
+            return Ok(true);
+        }
         let Some(receipts) = self.worker.work(arrivals, take, stop).await else {
             let split = Split::nothing(&positions);
             subscription.give_back(&split.again).await?;
@@ -254,6 +260,23 @@ impl Receiving {
         }
         fail_point!("inbox::finished");
         Ok(!split.finished.is_empty())
+    }
+
+    /// Handles what the broker has forgotten already.
+    async fn work_once(&self, arrivals: Vec<Arrival>, take: Take, stop: &mut Stop) {
+        let Worker { group, board, .. } = self.worker.as_ref();
+        let ids: Vec<_> = arrivals.iter().map(|arrival| arrival.message.id).collect();
+        let receipts = self.worker.work(arrivals, take, stop).await;
+        for (place, id) in ids.into_iter().enumerate() {
+            let why = match receipts.as_ref().map(|receipts| &receipts[place]) {
+                Some(Receipt::Unavailable { error }) => error,
+                Some(Receipt::Busy) => "an earlier one of its key is in the hands of another worker",
+                Some(_) => continue,
+                None => "the store did not say whether it was done",
+            };
+            board.lost();
+            error!(message_id = %id, group = group.name(), why, "lost: it is handled at most once");
+        }
     }
 }
 
@@ -283,6 +306,11 @@ impl Split {
             }
         }
         Self { finished: finished.into_values().collect(), again: again.into_values().collect() }
+    }
+
+    /// The last of each partition.
+    fn all(positions: &[Position]) -> Vec<Position> {
+        Self::of(positions, &vec![Receipt::Done; positions.len()]).finished
     }
 
     fn nothing(positions: &[Position]) -> Self {

@@ -42,6 +42,7 @@ pub struct Group {
     concurrency: usize,
     lease: Option<Duration>,
     keep_ids: Duration,
+    once: bool,
     suspects: Arc<Suspects>,
 }
 
@@ -57,6 +58,7 @@ impl Group {
             concurrency: CONCURRENCY,
             lease: None,
             keep_ids: KEEP_IDS,
+            once: false,
             suspects: Arc::default(),
         }
     }
@@ -90,6 +92,15 @@ impl Group {
     #[must_use]
     pub fn keep_ids(mut self, keep: Duration) -> Self {
         self.keep_ids = keep;
+        self
+    }
+
+    /// A message is handled once at most: the broker may forget it before its work begins. What is not done then is lost,
+    /// and counted; a failure is not tried again and waits for a person.
+    #[must_use]
+    pub fn at_most_once(mut self) -> Self {
+        self.once = true;
+        self.rules.retry.max_attempts = 1;
         self
     }
 
@@ -231,6 +242,11 @@ impl Group {
         let message = &arrival.message;
         let key = message.key.as_ref().filter(|_| self.rules.ordered)?;
         Some((message.topic.clone(), key.clone()))
+    }
+
+    /// Whether the broker forgets a message before its work begins.
+    pub(crate) fn is_at_most_once(&self) -> bool {
+        self.once
     }
 
     pub(crate) fn workers(&self) -> usize {

@@ -47,6 +47,8 @@ pub struct Status {
     pub parked: u64,
     /// Messages put aside for a person.
     pub dead: u64,
+    /// Messages that a group which handles them at most once did not get to.
+    pub lost: u64,
 }
 
 /// Watches a consumer from elsewhere; cheap to clone.
@@ -85,6 +87,7 @@ pub(crate) struct Board {
     duplicates: AtomicU64,
     parked: AtomicU64,
     dead: AtomicU64,
+    lost: AtomicU64,
 }
 
 impl Board {
@@ -117,6 +120,10 @@ impl Board {
         self.received.fetch_add(count as u64, Ordering::Relaxed);
     }
 
+    pub(crate) fn lost(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn count(&self, receipts: &[Receipt]) {
         for receipt in receipts {
             let counter = match receipt {
@@ -139,6 +146,7 @@ impl Board {
             duplicates: count(&self.duplicates),
             parked: count(&self.parked),
             dead: count(&self.dead),
+            lost: count(&self.lost),
         }
     }
 

@@ -35,6 +35,16 @@ impl Semantics {
         Self::ExactlyOnce,
     ];
 
+    /// Whether a message is sent again until it is confirmed; otherwise it is sent once at most.
+    pub fn sends_again(self) -> bool {
+        self >= Self::AtLeastOnce
+    }
+
+    /// Whether a message may go to the broker without ever being in a store.
+    pub fn bypasses_store(self) -> bool {
+        self <= Self::BestEffort
+    }
+
     /// The word used in configuration, API and pages.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -180,6 +180,8 @@ pub(crate) struct Consumer {
     pub(crate) topics: Vec<String>,
     /// From where.
     pub(crate) broker: String,
+    /// What is promised.
+    pub(crate) semantics: Semantics,
     /// How duplicates are recognised.
     pub(crate) dedup: Dedup,
     /// For how long.

@@ -166,7 +166,7 @@ fn a_route_that_is_advised_is_accepted_as_it_stands() {
     accepted.run(&["routes"]).answered(&["payments", "effectively-once", "must not be lost"]);
     folder
         .run(&["advise", "--lost", "yes", "--once", "yes"])
-        .answered(&["at-most-once", "cannot be had yet"]);
+        .answered(&["at-most-once", "semantics = \"at-most-once\""]);
     folder.run(&["advise", "--lost", "no"]).failed(2, &["--twice yes or --twice no"]);
     folder.run(&["advise", "--lost", "perhaps"]).failed(2, &["answer yes or no"]);
 }

@@ -93,7 +93,8 @@ fn stored(folder: &Path) -> Result<u64> {
     Ok(broker.query_row("SELECT sum(next) FROM broker_partitions", [], |row| row.get(0))?)
 }
 
-fn compare(orders: &[Order], effects: &[Order]) -> Report {
+/// What was committed against what was done.
+pub(crate) fn compare(orders: &[Order], effects: &[Order]) -> Report {
     let committed: HashSet<&Order> = orders.iter().collect();
     let done: HashSet<&Order> = effects.iter().collect();
     let mut last: HashMap<&str, u64> = HashMap::new();

@@ -14,7 +14,7 @@ use broker::{Connected, Surroundings};
 use inbox::{Acknowledge, Consumer, Group, Handler};
 use message::RetryPolicy;
 use rand::Rng;
-use relay::{Relay, Route, Settings};
+use relay::{Relay, Route, Settings, Settle};
 use store::InboxRules;
 use tokio::sync::{mpsc, oneshot};
 
@@ -73,6 +73,9 @@ pub struct Work {
     /// The share of messages that the broker turns away, again and again.
     #[arg(long, default_value_t = 0.0)]
     pub failing: f64,
+    /// Send and handle at most once.
+    #[arg(long)]
+    pub once: bool,
     /// Crash at the n-th time that this point is reached: `relay::published=3`.
     #[arg(long)]
     pub crash: Option<String>,
@@ -101,7 +104,9 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     let broker = Brokers::open(&work)?;
     let relay = runs("relay").then(|| relay(&work, &*shop, &broker)).transpose()?;
     let group = |handler: Handler| {
-        Group::new(GROUP, shop.store(), handler, InboxRules::default()).acknowledge(Acknowledge::InStore)
+        let group =
+            Group::new(GROUP, shop.store(), handler, InboxRules::default()).acknowledge(Acknowledge::InStore);
+        if work.once { group.at_most_once() } else { group }
     };
     let consumer = |handler: Handler, broker: &Connected, topic: &str| {
         let subscriber = broker.subscriber.clone().context("nothing can be received from this broker")?;
@@ -186,7 +191,8 @@ fn relay(work: &Work, shop: &dyn Shop, brokers: &Brokers) -> Result<relay::Runni
         Settings { lease: work.lease, groups: Arc::new(|_| vec![GROUP.to_owned()]), ..Settings::default() };
     let Brokers { orders, other } = brokers;
     let orders = Unsteady { broker: orders.publisher.clone(), delay: work.delay, failing: work.failing };
-    let mut routes = vec![Route { retry: retry(), ..Route::new("main", &[TOPIC], Arc::new(orders)) }];
+    let settle = if work.once { Settle::Before } else { Settle::After };
+    let mut routes = vec![Route { retry: retry(), settle, ..Route::new("main", &[TOPIC], Arc::new(orders)) }];
     if let Some(other) = other {
         routes.push(Route::new("other", &[elsewhere::TOPIC], other.publisher.clone()));
     }

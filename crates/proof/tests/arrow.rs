@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proof::ground::Ground;
 use proof::nemesis::{Nemesis, Worker};
-use proof::scenario::{ChangeLanes, Clocks, Crash, Kill, Scenario, Stop, Writers, prove};
+use proof::scenario::{ChangeLanes, Clocks, Crash, Kill, Once, Scenario, Stop, Writers, prove};
 use stores::{SQLITE, on};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_proof");
@@ -27,6 +27,13 @@ on! { postgres mariadb redis:
     async fn kills_lose_nothing_double_nothing_and_keep_every_key_in_order(store: &str) {
         let life = Duration::from_millis(2_000);
         holds(Kill { messages: 20_000, keys: 1_000, kills: 10, life }, store).await;
+    }
+}
+
+on! { sqlite postgres mariadb redis:
+    async fn a_route_and_a_group_that_promise_at_most_once_do_nothing_twice_under_kills(store: &str) {
+        let life = Duration::from_millis(1_000);
+        holds(Once { messages: 10_000, keys: 200, kills: 10, life }, store).await;
     }
 }
 

@@ -7,8 +7,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::route::Settle;
+
 /// What a broker gets at first.
 const FIRST: usize = 500;
+
+/// What one gets that cannot give anything back: all of it may be lost.
+const MOST_AT_STAKE: usize = 1_000;
 
 /// A batch that was claimed, sent and answered sooner may be twice as large next time.
 const QUICK: Duration = Duration::from_millis(100);
@@ -38,9 +43,13 @@ pub(crate) struct Portion {
 }
 
 impl Appetites {
-    /// Of `most` messages at most, for so many channels.
-    pub(crate) fn new(most: usize, channels: usize) -> Self {
-        Self { each: vec![Appetite::new(most); channels], turns: 0 }
+    /// Of `most` messages at most, for these channels.
+    pub(crate) fn new(most: usize, channels: &[Settle]) -> Self {
+        let appetite = |settle: &Settle| match settle {
+            Settle::After => Appetite::new(most),
+            Settle::Before => Appetite::new(most.min(MOST_AT_STAKE)),
+        };
+        Self { each: channels.iter().map(appetite).collect(), turns: 0 }
     }
 
     /// What the next turn claims for the channels that are free.
@@ -112,7 +121,7 @@ mod tests {
 
     /// Two channels, of which the first has grown.
     fn grown_and_small() -> Appetites {
-        let mut appetites = Appetites::new(MOST, 2);
+        let mut appetites = Appetites::new(MOST, &[Settle::After; 2]);
         appetites.learn(0, FIRST, SOON);
         appetites
     }

@@ -79,9 +79,9 @@ impl Delivery {
                         groups: if confirmed { topic.groups.clone() } else { Vec::new() },
                     };
                     let verdict = judge(claimed, outcome, circumstances);
-                    match kind {
-                        Some(destination) => failures.note(destination, &verdict),
-                        None => topic.fine |= confirmed,
+                    match (kind, told(&verdict)) {
+                        (Some(destination), Some((error, dead))) => failures.note(destination, error, dead),
+                        _ => topic.fine |= confirmed,
                     }
                     log(claimed, &verdict);
                     (claimed.seq, verdict)
@@ -93,18 +93,18 @@ impl Delivery {
         for (name, _) in topics.into_iter().filter(|(_, topic)| topic.fine) {
             shared.breakers.succeeded(&Destination::Topic(name.to_owned()));
         }
-        self.tell(failures);
+        failures.tell(shared);
         settlements
     }
+}
 
-    fn tell(&self, failures: Failures) {
-        let now = Instant::now();
-        for (destination, (error, expired)) in failures.0 {
-            if let Destination::Broker(broker) = &destination {
-                self.shared.suspects.acquit(broker);
-            }
-            self.shared.breakers.failed(&destination, &error, expired, now);
-        }
+/// What a verdict says against its message's destination, and whether the message had waited too long for it.
+fn told(verdict: &Verdict) -> Option<(&str, bool)> {
+    match verdict {
+        Verdict::Dead { error, .. } => Some((error, true)),
+        Verdict::Released { error } => Some((error.as_deref().unwrap_or_default(), false)),
+        Verdict::Failed { error, .. } => Some((error, false)),
+        Verdict::Sent { .. } => None,
     }
 }
 
@@ -147,11 +147,11 @@ impl<'a> Topic<'a> {
 
 /// Destinations that are down, why, and whether a message had waited too long for them.
 #[derive(Default)]
-struct Failures(HashMap<Destination, (String, bool)>);
+pub(crate) struct Failures(HashMap<Destination, (String, bool)>);
 
 impl Failures {
     /// The destination that this outcome speaks against, if it does.
-    fn kind(
+    pub(crate) fn kind(
         &self,
         outcome: &Outcome,
         topic: &str,
@@ -167,15 +167,20 @@ impl Failures {
         }
     }
 
-    fn note(&mut self, destination: Destination, verdict: &Verdict) {
-        let (error, dead) = match verdict {
-            Verdict::Dead { error, .. } => (error.clone(), true),
-            Verdict::Released { error } => (error.clone().unwrap_or_default(), false),
-            Verdict::Failed { error, .. } => (error.clone(), false),
-            Verdict::Sent { .. } => return,
-        };
-        let known = self.0.entry(destination).or_insert((error, dead));
+    pub(crate) fn note(&mut self, destination: Destination, error: &str, dead: bool) {
+        let known = self.0.entry(destination).or_insert_with(|| (error.to_owned(), dead));
         known.1 |= dead;
+    }
+
+    /// Tells the breakers.
+    pub(crate) fn tell(self, shared: &Shared) {
+        let now = Instant::now();
+        for (destination, (error, expired)) in self.0 {
+            if let Destination::Broker(broker) = &destination {
+                shared.suspects.acquit(broker);
+            }
+            shared.breakers.failed(&destination, &error, expired, now);
+        }
     }
 }
 

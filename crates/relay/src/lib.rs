@@ -18,9 +18,11 @@ mod appetite;
 mod breaker;
 pub mod claims;
 mod deliver;
+mod direct;
 mod heart;
 mod leases;
 mod locks;
+mod once;
 mod publish;
 mod route;
 mod suspects;
@@ -37,12 +39,15 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 pub use breaker::BreakerView;
-pub use route::Route;
+pub use direct::{Direct, NotTaken, Try};
+pub use once::Loss;
+pub use route::{Route, Settle};
 
 use breaker::Breakers;
 use claims::Claims;
 use heart::Heart;
 use leases::Leases;
+use once::Losses;
 use route::Routes;
 use suspects::Suspects;
 
@@ -107,6 +112,7 @@ struct Shared {
     routes: Routes,
     breakers: Breakers,
     suspects: Suspects,
+    losses: Losses,
     leases: Leases,
     settings: Settings,
     instance: Instance,
@@ -126,6 +132,8 @@ pub struct Status {
     pub instances: usize,
     /// Destinations that are closed off, or were and are being tried.
     pub breakers: Vec<BreakerView>,
+    /// What routes that send at most once have lost.
+    pub losses: Vec<Loss>,
     /// What keeps it from working, if anything does.
     pub problem: Option<String>,
 }
@@ -146,6 +154,7 @@ impl Relay {
             routes: Routes::new(routes),
             breakers: Breakers::default(),
             suspects: Suspects::default(),
+            losses: Losses::default(),
             leases: Leases::default(),
             settings,
             instance,
@@ -241,6 +250,6 @@ impl Reporter {
     /// How it is doing now.
     pub fn status(&self) -> Status {
         let (lanes, instances, problem) = self.0.leases.report();
-        Status { lanes, instances, breakers: self.0.breakers.views(), problem }
+        Status { lanes, instances, breakers: self.0.breakers.views(), losses: self.0.losses.views(), problem }
     }
 }

@@ -10,7 +10,7 @@ use futures::FutureExt;
 use message::Order;
 use store::{Batch, Claimed};
 
-use crate::route::Way;
+use crate::route::{Settle, Way};
 
 /// A message's place in the batches of a turn: which batch, which message of it.
 pub(crate) type Place = (usize, usize);
@@ -92,6 +92,7 @@ impl Load {
         let refused = self.refused.iter().map(|place| at(batches, *place));
         let mut blocked: HashSet<(&str, &str)> =
             refused.filter_map(|claimed| self.ordered_key(claimed)).collect();
+        let mut again = VecDeque::new();
         while !self.places.is_empty() {
             if lease().is_none() {
                 tracing::warn!(
@@ -110,6 +111,14 @@ impl Load {
             let outcomes = self.call(outgoing, &lease).await;
             let silent = outcomes.iter().all(is_silence);
             for (place, outcome) in call.into_iter().zip(outcomes) {
+                if self.way.route.settle == Settle::Before {
+                    // It can no longer wait for an earlier one of its key; not tried, it may still be sent.
+                    match outcome {
+                        Outcome::Held if !silent => again.push_back(place),
+                        _ => done.push((place, outcome)),
+                    }
+                    continue;
+                }
                 if outcome != Outcome::Confirmed
                     && let Some(key) = self.ordered_key(at(batches, place))
                 {
@@ -117,6 +126,8 @@ impl Load {
                 }
                 done.push((place, outcome));
             }
+            again.append(&mut self.places);
+            self.places = std::mem::take(&mut again);
             if silent {
                 // Nobody is there: the rest would only wait as long again, one call after another.
                 done.extend(self.places.drain(..).map(|place| (place, Outcome::Held)));
@@ -192,11 +203,11 @@ impl Load {
 }
 
 /// The broker did not answer.
-fn is_silence(outcome: &Outcome) -> bool {
+pub(crate) fn is_silence(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Unreachable { .. } | Outcome::Unconfirmed { .. } | Outcome::Held)
 }
 
-fn at(batches: &[Batch], place: Place) -> &Claimed {
+pub(crate) fn at(batches: &[Batch], place: Place) -> &Claimed {
     &batches[place.0].messages[place.1]
 }
 

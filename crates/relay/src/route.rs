@@ -6,6 +6,17 @@ use std::sync::Arc;
 use broker::{Format, Guarantees, Publisher};
 use message::{OnDead, Order, RetryPolicy, TopicPattern};
 
+/// When the store is told that a message was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Settle {
+    /// After the broker has confirmed it: it is not lost, and may be sent twice.
+    #[default]
+    After,
+    /// Before the broker hears of it: it is never sent twice, and may be lost. Its publisher must not try again by
+    /// itself, either.
+    Before,
+}
+
 /// A way out for some topics.
 #[derive(Clone)]
 pub struct Route {
@@ -25,6 +36,8 @@ pub struct Route {
     pub on_dead: OnDead,
     /// When to try again.
     pub retry: RetryPolicy,
+    /// When a message counts as sent.
+    pub settle: Settle,
 }
 
 impl fmt::Debug for Route {
@@ -50,6 +63,7 @@ impl Route {
             order: Order::default(),
             on_dead: OnDead::default(),
             retry: RetryPolicy::default(),
+            settle: Settle::default(),
         }
     }
 
@@ -69,7 +83,7 @@ impl Route {
 pub(crate) struct Way {
     pub(crate) route: Route,
     pub(crate) guarantees: Guarantees,
-    /// The number of its broker: what goes to one waits for no other.
+    /// The number of its broker and of when it settles: what goes to one waits for no other.
     pub(crate) channel: usize,
 }
 
@@ -77,26 +91,37 @@ pub(crate) struct Way {
 #[derive(Debug)]
 pub(crate) struct Routes {
     ways: Vec<Arc<Way>>,
-    channels: usize,
+    channels: Vec<Settle>,
 }
 
 impl Routes {
     pub(crate) fn new(routes: Vec<Route>) -> Self {
-        let mut brokers: Vec<String> = Vec::new();
-        let mut ways = Vec::with_capacity(routes.len());
-        for route in routes {
-            let channel = brokers.iter().position(|broker| *broker == route.broker).unwrap_or_else(|| {
-                brokers.push(route.broker.clone());
-                brokers.len() - 1
-            });
-            ways.push(Arc::new(Way { guarantees: route.publisher.guarantees(), route, channel }));
+        let mut channels: Vec<(String, Settle)> = Vec::new();
+        for settle in [Settle::After, Settle::Before] {
+            for route in routes.iter().filter(|route| route.settle == settle) {
+                let channel = (route.broker.clone(), settle);
+                if !channels.contains(&channel) {
+                    channels.push(channel);
+                }
+            }
+            // What no route takes goes with the first, which must not settle it before somebody has looked.
+            if channels.is_empty() {
+                channels.push((String::new(), Settle::After));
+            }
         }
-        Self { ways, channels: brokers.len().max(1) }
+        let way = |route: Route| {
+            let here =
+                |(broker, settle): &(String, Settle)| *broker == route.broker && *settle == route.settle;
+            let channel = channels.iter().position(here).expect("every route has one");
+            Arc::new(Way { guarantees: route.publisher.guarantees(), route, channel })
+        };
+        let ways = routes.into_iter().map(way).collect();
+        Self { ways, channels: channels.into_iter().map(|(_, settle)| settle).collect() }
     }
 
-    /// How many brokers there are. Topics that no route takes go with the first.
-    pub(crate) fn channels(&self) -> usize {
-        self.channels
+    /// When messages of each channel are settled.
+    pub(crate) fn channels(&self) -> &[Settle] {
+        &self.channels
     }
 
     /// The route that takes `topic`.

@@ -20,7 +20,8 @@ use crate::deliver::Delivery;
 use crate::leases::Complainant;
 use crate::locks::Locks;
 use crate::publish::Outcomes;
-use crate::{Route, Shared};
+use crate::route::Settle;
+use crate::{Route, Shared, once};
 
 /// The first wait of a train that found nothing; doubled each time, up to the poll interval.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
@@ -78,6 +79,8 @@ struct Train {
 struct Arrived {
     channel: usize,
     settlements: Vec<Settlement>,
+    /// Messages that the broker confirmed.
+    sent: usize,
     /// Since the turn that claimed it began.
     took: Duration,
 }
@@ -175,7 +178,7 @@ impl Train {
 
     /// Whether anything may be claimed: some broker has nothing on the way.
     fn has_room(&self) -> bool {
-        self.away.len() < self.shared.routes.channels() && !*self.stopping.borrow()
+        self.away.len() < self.shared.routes.channels().len() && !*self.stopping.borrow()
     }
 
     fn order(&self, gates: Gates, portion: &Portion) -> ClaimOrder {
@@ -232,16 +235,25 @@ impl Train {
             channels.entry(batch.channel).or_default().push(batch);
         }
         for (channel, batches) in channels {
+            self.away.insert(channel, batches.iter().map(|batch| batch.lease.lane).collect());
+            let (began, shared) = (self.looked, self.shared.clone());
+            if shared.routes.channels()[channel] == Settle::Before {
+                self.deliveries.spawn(async move {
+                    let sent = once::deliver(&shared, batches).await;
+                    Arrived { channel, settlements: Vec::new(), sent, took: began.elapsed() }
+                });
+                continue;
+            }
             let mut outcomes = Outcomes::new(&batches);
             if let Some(locks) = &mut self.locks {
-                locks.take(&batches, &self.shared.routes, &self.shared.breakers, &mut outcomes).await;
+                locks.take(&batches, &shared.routes, &shared.breakers, &mut outcomes).await;
             }
-            self.away.insert(channel, batches.iter().map(|batch| batch.lease.lane).collect());
-            let delivery = Delivery::new(self.shared.clone(), batches, outcomes);
-            let began = self.looked;
+            let delivery = Delivery::new(shared, batches, outcomes);
             self.deliveries.spawn(async move {
                 let settlements = delivery.run().await;
-                Arrived { channel, settlements, took: began.elapsed() }
+                let verdicts = settlements.iter().flat_map(|settlement| &settlement.verdicts);
+                let sent = verdicts.filter(|(_, verdict)| matches!(verdict, Verdict::Sent { .. })).count();
+                Arrived { channel, settlements, sent, took: began.elapsed() }
             });
         }
     }
@@ -256,7 +268,7 @@ impl Train {
     }
 
     fn arrived(&mut self, arrived: Result<Arrived, JoinError>) -> Vec<Settlement> {
-        let Arrived { channel, settlements, took } = match arrived {
+        let Arrived { channel, settlements, sent, took } = match arrived {
             Ok(arrived) => arrived,
             // The train falls over with it, and its lanes are given up.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -264,8 +276,6 @@ impl Train {
             Err(_) => return Vec::new(),
         };
         self.away.remove(&channel);
-        let verdicts = settlements.iter().flat_map(|settlement| &settlement.verdicts);
-        let sent = verdicts.filter(|(_, verdict)| matches!(verdict, Verdict::Sent { .. })).count();
         self.appetites.learn(channel, sent, took);
         if let Some(locks) = &mut self.locks {
             locks.judged(&settlements);

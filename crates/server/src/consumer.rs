@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::Hosts;
-use crate::health::{self, Health, HealthView};
+use crate::health::{self, Health, HealthView, Lost};
 use crate::problem::{Failure, ProblemView, Problems};
 use crate::producer::ACTOR;
 use crate::query::{Asked, Named, NamedPair};
@@ -31,6 +31,8 @@ pub struct Consumer {
     pub groups: Vec<Arc<Group>>,
     /// How the parts of this process are.
     pub health: Health,
+    /// What they have lost.
+    pub lost: Lost,
     /// Bytes of a request body at most.
     pub body_limit: usize,
     /// Names it may be called by, beside `localhost` and addresses.
@@ -247,5 +249,5 @@ async fn scrape(State(app): App) -> Response {
             Err(problem) => return Failure(problem).into_response(),
         }
     }
-    metrics::answer(metrics::inbox(&groups))
+    metrics::answer(metrics::inbox(&groups, &(app.lost)()))
 }

@@ -23,6 +23,9 @@ pub struct Component {
 /// Asks all parts how they are. Must not block: it is called for every health request and page update.
 pub type Health = Arc<dyn Fn() -> Vec<Component> + Send + Sync>;
 
+/// Messages lost since the start, by route or by group, where losing them was chosen. Must not block either.
+pub type Lost = Arc<dyn Fn() -> Vec<(String, u64)> + Send + Sync>;
+
 /// How the service is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct HealthView {

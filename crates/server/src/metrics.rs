@@ -7,7 +7,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 /// The outbox.
-pub(crate) fn outbox(counts: &CountsView) -> String {
+pub(crate) fn outbox(counts: &CountsView, lost: &[(String, u64)]) -> String {
     let mut text = String::with_capacity(4096);
     let gauge = "gauge";
     let counter = "counter";
@@ -40,6 +40,11 @@ pub(crate) fn outbox(counts: &CountsView) -> String {
         counts.publish_failure_total,
     );
     one(&mut text, "outbox_dead_total", counter, "Messages that became Dead.", counts.dead_total);
+    head(&mut text, "outbox_lost_total", counter, "Messages lost on routes that send at most once.");
+    for (route, messages) in lost {
+        // A route is named by whoever writes the configuration.
+        line(&mut text, format_args!("outbox_lost_total{{route={route:?}}} {messages}"));
+    }
     histogram(
         &mut text,
         "outbox_write_to_sent_seconds",
@@ -56,7 +61,7 @@ pub(crate) fn outbox(counts: &CountsView) -> String {
 }
 
 /// The inboxes of the consumer groups.
-pub(crate) fn inbox(groups: &[(String, InboxCountsView)]) -> String {
+pub(crate) fn inbox(groups: &[(String, InboxCountsView)], lost: &[(String, u64)]) -> String {
     type Read = fn(&InboxCountsView) -> u64;
     let families: [(&str, &str, &str, Read); 4] = [
         ("inbox_processed_total", "counter", "Messages whose work is done.", |counts| counts.processed),
@@ -73,6 +78,11 @@ pub(crate) fn inbox(groups: &[(String, InboxCountsView)]) -> String {
             // Group names are letters, digits, dots, dashes and underscores: nothing to escape.
             line(&mut text, format_args!("{name}{{group=\"{group}\"}} {}", read(counts)));
         }
+    }
+    let name = "inbox_lost_total";
+    head(&mut text, name, "counter", "Messages lost by groups that handle them at most once.");
+    for (group, messages) in lost {
+        line(&mut text, format_args!("{name}{{group=\"{group}\"}} {messages}"));
     }
     text
 }

@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::Hosts;
-use crate::health::Health;
+use crate::health::{Health, Lost};
 use crate::live::Live;
 use crate::problem::Failure;
 use crate::serve::Closing;
@@ -29,6 +29,8 @@ pub struct Producer {
     pub desk: Arc<Desk>,
     /// How the parts of this process are.
     pub health: Health,
+    /// What they have lost.
+    pub lost: Lost,
     /// Bytes of a request body at most.
     pub body_limit: usize,
     /// Names it may be called by, beside `localhost` and addresses.
@@ -92,7 +94,7 @@ pub fn producer(producer: Producer) -> Router {
 
 async fn scrape(State(app): App) -> Response {
     match app.desk.counts().await {
-        Ok(counts) => metrics::answer(metrics::outbox(&counts)),
+        Ok(counts) => metrics::answer(metrics::outbox(&counts, &(app.lost)())),
         Err(problem) => Failure(problem).into_response(),
     }
 }

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use store::{Appended, Arrival, NewMessage, Once, Turned};
 
-use super::Desk;
+use super::{Desk, Express};
 use crate::payload::{compact, depth};
 use crate::request::{EXAMPLE_ID, IdFrom, TestRequest};
 use crate::{Problem, ProblemKind, SendAnswer, SendRequest};
@@ -43,6 +43,13 @@ impl Desk {
         message.headers = request.headers;
         message.check(&self.limits)?;
 
+        // Only the store can recognise a repetition.
+        if once.is_none()
+            && self.topology.bypasses_store(&message.topic)
+            && let Some(express) = &self.express
+        {
+            return self.send_past_the_store(&**express, message);
+        }
         let new = NewMessage { message, ack_groups: Some(ack_groups), once };
         let (message_id, repeated) = match self.store.append(vec![new]).await?.pop() {
             Some(Ok(Appended::New(id))) => (id, false),
@@ -57,7 +64,24 @@ impl Desk {
                 ));
             }
         };
-        Ok(SendAnswer { message_id, status: Status::Pending, repeated })
+        Ok(SendAnswer { message_id, status: Status::Pending, repeated, stored: true })
+    }
+
+    fn send_past_the_store(&self, express: &dyn Express, message: Message) -> Result<SendAnswer, Problem> {
+        let (message_id, topic) = (message.id, message.topic.clone());
+        let route = self.topology.route_of(&topic).map_or("", |route| &route.name);
+        match express.send(route, message) {
+            Ok(()) => Ok(SendAnswer { message_id, status: Status::InFlight, repeated: false, stored: false }),
+            Err(reason) => Err(Problem::new(
+                ProblemKind::Unavailable,
+                "not-taken",
+                "The message was not taken",
+                format!(
+                    "The route `{route}` keeps nothing and does not wait: {reason}. The message is lost unless it is sent \
+                     again."
+                ),
+            )),
+        }
     }
 
     /// The arrival that a test of a consumer group's handler asks for.

@@ -93,6 +93,8 @@ pub struct Config {
     pub session: Duration,
     /// How often a member says that it lives.
     pub heartbeat: Duration,
+    /// Nothing is sent again by the client itself, not even where Kafka would recognise it.
+    pub once: bool,
     /// How connections are protected.
     pub security: Security,
 }
@@ -113,6 +115,7 @@ impl Config {
             linger: Duration::from_millis(1),
             session,
             heartbeat: session / 5,
+            once: false,
             security: Security { tls: false, ca: None, certificate: None, login: None },
         }
     }
@@ -151,6 +154,7 @@ impl Config {
             linger: address.duration("linger", Duration::ZERO, second)?.unwrap_or(usual.linger),
             session,
             heartbeat: session / 5,
+            once: false,
             security: Security::read(&address)?,
         })
     }

@@ -32,10 +32,13 @@ pub(super) type Record<'a> = BaseRecord<'a, [u8], [u8], Box<Ticket>>;
 /// Settings of a producer that keeps the promises of [`Guarantees`](crate::Guarantees); several of librdkafka's own defaults would not.
 fn settings(config: &Config, batch: usize) -> rdkafka::ClientConfig {
     let mut client = config.client();
-    client.set("enable.idempotence", "true").set("acks", "all");
-    client.set("max.in.flight.requests.per.connection", "5");
-    // What follows a message that failed for good is not sent: see the rule on order.
-    client.set("enable.gapless.guarantee", "true");
+    client.set("acks", "all").set("max.in.flight.requests.per.connection", "5");
+    if config.once {
+        client.set("enable.idempotence", "false").set("message.send.max.retries", "0");
+    } else {
+        // What follows a message that failed for good is not sent: see the rule on order.
+        client.set("enable.idempotence", "true").set("enable.gapless.guarantee", "true");
+    }
     // As the Java client: a key is in the same partition, whoever sends it.
     client.set("partitioner", "murmur2_random");
     // The call gives up first and throws the producer away: librdkafka alone would go on with the next message.
@@ -218,6 +221,14 @@ mod tests {
         for (name, value) in expected {
             assert_eq!(settings.get(name), Some(value), "{name}");
         }
+        settings.create_native_config().expect("librdkafka takes them");
+    }
+
+    #[test]
+    fn a_producer_that_sends_once_has_no_retries() {
+        let settings = settings(&Config { once: true, ..Config::new("127.0.0.1:9092") }, 1_000_000);
+        assert_eq!(settings.get("message.send.max.retries"), Some("0"));
+        assert_eq!(settings.get("enable.idempotence"), Some("false"));
         settings.create_native_config().expect("librdkafka takes them");
     }
 

@@ -1,7 +1,7 @@
 //! Sending a batch: everything at once, a report for each message, and nothing after the call has ended.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use message::{Invalid, check_topic};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::producer::{Call, Line, Record, Report, largest};
 use super::topics::{Topic, Trouble};
-use super::{Broker, EVENT, Inner, error};
+use super::{Broker, Config, EVENT, Inner, error};
 use crate::envelope::{self, CONTENT_TYPE, KEY, Wire};
 use crate::{Guarantees, Outcome, Outgoing, Publisher};
 
@@ -46,6 +46,12 @@ impl Publisher for Broker {
         }
     }
 
+    fn once(&self) -> Option<Arc<dyn Publisher>> {
+        let config = Config { once: true, ..self.inner.config.clone() };
+        let inner = Inner { config, topics: Arc::clone(&self.inner.topics), line: Mutex::default() };
+        Some(Arc::new(Self { inner: Arc::new(inner) }))
+    }
+
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
         let until = Instant::now() + self.inner.config.timeout;
         let topics = self.inner.find_all(&batch, until).await;
@@ -61,13 +67,14 @@ impl Publisher for Broker {
                 Err(outcome) => book.settle(place, outcome),
             }
         }
-        for round in 1..=ROUNDS {
+        let rounds = if self.inner.config.once { 1 } else { ROUNDS };
+        for round in 1..=rounds {
             ready.retain(|(place, _)| book.is_open(*place));
             if ready.is_empty() {
                 break;
             }
             let sent = self.inner.send(&batch, &ready, until).await;
-            let last = round == ROUNDS || Instant::now() >= until;
+            let last = round == rounds || Instant::now() >= until;
             self.inner.enter(&mut book, &ready, &sent, last);
         }
         book.close()

@@ -32,6 +32,8 @@ pub struct Config {
     pub window: u32,
     /// Bytes of payload at most; a larger message is rejected.
     pub max_payload: usize,
+    /// No message is sent again by the client itself.
+    pub once: bool,
 }
 
 const KIND: Kind = Kind {
@@ -72,6 +74,7 @@ impl Config {
             exactly_once: false,
             window: 1_000,
             max_payload: LARGEST_PAYLOAD,
+            once: false,
         }
     }
 
@@ -165,6 +168,7 @@ mod tests {
             exactly_once: true,
             window: 10,
             max_payload: 64 << 10,
+            once: false,
             ..Config::new("shop")
         };
         assert_eq!(Config::from_url(url), Ok(expected));

@@ -15,11 +15,12 @@ use google_cloud_pubsub::client;
 use google_cloud_pubsub::error::PublishError;
 use google_cloud_pubsub::model;
 use google_cloud_pubsub::publisher::PublishFuture;
+use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
 use super::error::{self, Failure};
 use super::setup::Unfit;
-use super::{Broker, EVENT_PREFIX, Inner};
+use super::{Broker, Config, EVENT_PREFIX, Inner};
 use crate::envelope::{CONTENT_TYPE, Text, Wire, wire};
 use crate::partition::fnv1a;
 use crate::{Format, Guarantees, Outcome, Outgoing, Publisher};
@@ -102,6 +103,13 @@ impl Publisher for Broker {
                 "message retention longer than any group may be behind",
             ],
         }
+    }
+
+    fn once(&self) -> Option<Arc<dyn Publisher>> {
+        let config = Config { once: true, ..self.inner.config.clone() };
+        let endpoint = self.inner.endpoint.clone();
+        let inner = Inner { config, endpoint, clients: OnceCell::new(), topics: Mutex::default() };
+        Some(Arc::new(Self { inner: Arc::new(inner) }))
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {

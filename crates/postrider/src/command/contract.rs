@@ -143,6 +143,57 @@ fn heading(word: &str) -> &'static str {
 }
 
 fn of_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Part {
+    if route.semantics.sends_again() {
+        of_stored_route(name, route, broker)
+    } else {
+        of_fleeting_route(name, route, broker)
+    }
+}
+
+/// A route whose messages are sent once at most.
+fn of_fleeting_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Part {
+    let before = "it is settled in the store before it is sent, and the client's own retries are off";
+    let mut part = Part {
+        name: name.to_owned(),
+        semantics: Some(route.semantics),
+        why: route.why.clone(),
+        ..Part::default()
+    };
+    let (promise, lost) = match route.semantics {
+        Semantics::AtMostOnce => ("a message is sent once at most.", "it is gone"),
+        Semantics::BestEffort => ("a message is tried once, and whoever sends it never waits.", "it is gone"),
+        _ => ("whoever sends a message never waits; nothing else.", "nobody looks"),
+    };
+    part.promises.push(promise.to_owned());
+    if route.semantics.bypasses_store() {
+        part.mechanisms.push(
+            "sent by HTTP it goes from memory to the broker, past the store, unless it has an id or key of the sender's."
+                .to_owned(),
+        );
+        part.mechanisms.push(format!("written to the store, {before}."));
+        part.loss.push("too many wait for the broker already, or this process dies with it.".to_owned());
+    } else {
+        part.mechanisms.push(format!("{before}."));
+        part.loss.push("the relay dies between the settlement and the broker's word.".to_owned());
+    }
+    part.loss
+        .push(format!("`{}` does not confirm it: {lost}, and outbox_lost_total counts it.", route.broker));
+    part.loss.push(format!(
+        "`{}` is away: single messages try whether it is back, and are lost; the others wait in the store.",
+        route.broker
+    ));
+    part.duplicates.push("the broker itself delivers it again to a consumer.".to_owned());
+    part.settings.insert("order".to_owned(), config::order(route.order).to_owned());
+    part.needs = broker.map(|broker| needs(&broker)).unwrap_or_default();
+    part
+}
+
+fn needs(broker: &Guarantees) -> Vec<String> {
+    broker.needs.iter().map(ToString::to_string).collect()
+}
+
+/// A route whose messages are sent until they are confirmed.
+fn of_stored_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Part {
     let mut promises =
         vec![format!("a message stays in the store until `{}` has confirmed it.", route.broker)];
     let mut mechanisms = vec!["it is sent again, under the same id, until it is confirmed.".to_owned()];
@@ -196,14 +247,23 @@ fn of_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Part {
         loss,
         duplicates,
         settings: settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
-        needs: broker
-            .map(|broker| broker.needs.iter().map(ToString::to_string).collect())
-            .unwrap_or_default(),
+        needs: broker.map(|broker| needs(&broker)).unwrap_or_default(),
     }
 }
 
 fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guarantees>) -> Part {
-    let mut part = Part { name: name.to_owned(), ..Part::default() };
+    let mut part = Part { name: name.to_owned(), semantics: Some(group.semantics), ..Part::default() };
+    if group.semantics == Semantics::AtMostOnce {
+        part.promises.push("the work of a message is begun once at most.".to_owned());
+        part.mechanisms.push("the broker may forget it before its work begins.".to_owned());
+        part.loss.push(
+            "this process dies, or the handler is down: inbox_lost_total counts the latter.".to_owned(),
+        );
+        part.loss.push("its handler failed once: then it is Dead and waits for a person.".to_owned());
+        part.settings.insert("handler".to_owned(), group.handler.kind().to_owned());
+        part.needs = broker.map(|broker| needs(&broker)).unwrap_or_default();
+        return part;
+    }
     let apart = group.dedup == Dedup::Redis && config.store.place != Place::Redis;
     match &group.handler {
         Handler::Log | Handler::Sql(_) if !apart => {
@@ -244,7 +304,7 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
         group.retry.max_attempts
     ));
     if let Some(broker) = broker {
-        part.needs = broker.needs.iter().map(ToString::to_string).collect();
+        part.needs = needs(&broker);
     }
     let settings = [
         ("handler", group.handler.kind().to_owned()),

@@ -45,12 +45,14 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     let consumer = listen(runs(Part::Consumer), config.consumer.listen, "consumer").await?;
     let store = backend::open(&config).await?.store;
     let inboxes = inboxes::open(&config, &store).await?;
-    let brokers = match runs(Part::Relay) || runs(Part::Consumer) {
-        true => parts::brokers(&config)?,
-        false => parts::Brokers::new(),
-    };
+    let past_the_store = config.routes.values().any(|route| route.semantics.bypasses_store());
+    let needed = runs(Part::Relay) || runs(Part::Consumer) || past_the_store;
+    let brokers = if needed { parts::brokers(&config)? } else { parts::Brokers::new() };
 
     let mut parts = Parts::default();
+    if runs(Part::Producer) {
+        parts.express = parts::express(&config, &brokers)?.map(Arc::new);
+    }
     if runs(Part::Relay) {
         parts.relay = Some(parts::relay(&config, store.clone(), &brokers)?);
         parts.cleaner = Some(tokio::spawn(clean(config.clone(), store.clone())));
@@ -59,7 +61,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
         parts.consumers = parts::consumers(&config, &store, &inboxes, &brokers).await?;
     }
     let pulse = Pulse::of(&parts, &brokers);
-    let desk = Arc::new(world::desk(&config, store.clone(), inboxes));
+    let desk = Arc::new(parts.desk(world::desk(&config, store.clone(), inboxes)));
     let (stop, stopped) = watch::channel(false);
     let running = banner::Running {
         producer: address(producer.as_ref()),

@@ -48,6 +48,7 @@ pub(super) fn topology(config: &Config) -> Topology {
         group: name.clone(),
         topics: consumer.topics.clone(),
         broker: consumer.broker.clone(),
+        semantics: consumer.semantics,
         handler: consumer.handler.kind().to_owned(),
         dedup: consumer.dedup.word().to_owned(),
         keep_ids: consumer.keep_ids,

@@ -17,18 +17,24 @@ use super::{Complaint, Config, Consumer, Dedup, Handler, Place, Route};
 /// Why a promise cannot be kept here, and the nearest that can; nothing where it can.
 pub(crate) fn unkept(semantics: Semantics) -> Option<(&'static str, Semantics)> {
     match semantics {
-        Semantics::AtLeastOnce | Semantics::EffectivelyOnce => None,
         Semantics::ExactlyOnce => {
             Some(("this version sends in no broker's transaction", Semantics::EffectivelyOnce))
         }
-        Semantics::AtMostOnce => Some((
-            "this program settles a message only after the broker has confirmed it",
-            Semantics::AtLeastOnce,
+        _ => None,
+    }
+}
+
+/// The same for a group.
+fn unkept_by_group(semantics: Semantics) -> Option<(&'static str, Semantics)> {
+    match semantics {
+        Semantics::None | Semantics::BestEffort => {
+            Some(("a group that may lose a message still handles it once at most", Semantics::AtMostOnce))
+        }
+        Semantics::ExactlyOnce => Some((
+            "work outside the broker is in no transaction of its; with an sql handler the work of a message is done once",
+            Semantics::EffectivelyOnce,
         )),
-        Semantics::None | Semantics::BestEffort => Some((
-            "this program always waits for the broker's word, and always retries",
-            Semantics::AtLeastOnce,
-        )),
+        _ => None,
     }
 }
 
@@ -150,13 +156,23 @@ impl Checker<'_> {
         let section = format!("routes.{name}");
         self.broker(&section, &route.broker);
         self.retry(&section, &route.retry);
-        if let Some((reason, instead)) = unkept(route.semantics) {
-            self.refuse(
-                &format!("{section}.semantics"),
+        self.promise(&section, route.semantics, unkept(route.semantics));
+        if !route.semantics.sends_again() && route.retry != message::RetryPolicy::default() {
+            self.warn(
+                &format!("{section}.retry"),
                 format!(
-                    "{} cannot be had here: {reason}; the nearest that can is \"{instead}\"",
+                    "a route that promises {} sends a message once: these settings do nothing",
                     route.semantics
                 ),
+            );
+        }
+    }
+
+    fn promise(&mut self, section: &str, semantics: Semantics, unkept: Option<(&str, Semantics)>) {
+        if let Some((reason, instead)) = unkept {
+            self.refuse(
+                &format!("{section}.semantics"),
+                format!("{semantics} cannot be had here: {reason}; the nearest that can is \"{instead}\""),
             );
         }
     }
@@ -174,6 +190,7 @@ impl Checker<'_> {
         let section = format!("consumers.{name}");
         self.broker(&section, &consumer.broker);
         self.retry(&section, &consumer.retry);
+        self.promise(&section, consumer.semantics, unkept_by_group(consumer.semantics));
         for topic in &consumer.topics {
             let Some((route_name, route)) = self.config.route_of(topic) else {
                 self.warn(
@@ -197,13 +214,13 @@ impl Checker<'_> {
 
     /// An id that is forgotten while its message can still come again is a duplicate that nobody recognises.
     fn keep_ids(&mut self, section: &str, consumer: &Consumer, route_name: &str, route: &Route) {
-        let longest = route.retry.give_up_after.saturating_add(consumer.replay);
+        let retried = if route.semantics.sends_again() { route.retry.give_up_after } else { Duration::ZERO };
+        let longest = retried.saturating_add(consumer.replay);
         let margin = (longest / 10).max(Duration::from_secs(60 * 60));
         let least = longest.saturating_add(margin);
         if consumer.keep_ids < least {
             let (kept, least) = (duration_text(consumer.keep_ids), duration_text(least));
-            let (retried, replayed) =
-                (duration_text(route.retry.give_up_after), duration_text(consumer.replay));
+            let (retried, replayed) = (duration_text(retried), duration_text(consumer.replay));
             self.refuse(&format!("{section}.keep_ids"), format!(
                 "{kept} is too short: routes.{route_name} may send a message again for {retried} (retry.give_up_after), \
                  people may for another {replayed} (replay), and an id forgotten before that is done twice; keep ids for \
@@ -264,12 +281,22 @@ impl Checker<'_> {
 
     /// A handler outside the transaction of its mark may run twice; somebody should have said that it may.
     fn outside(&mut self, section: &str, consumer: &Consumer) {
-        if consumer.handler.is_transactional() {
+        if consumer.handler.is_transactional() || consumer.semantics == Semantics::AtMostOnce {
             return;
         }
         for topic in &consumer.topics {
             let Some((route_name, route)) = self.config.route_of(topic) else { continue };
-            if route.semantics == Semantics::EffectivelyOnce && !route.idempotent {
+            if route.semantics == Semantics::AtMostOnce {
+                let kind = consumer.handler.kind();
+                self.warn(&format!("{section}.handler"), format!(
+                    "routes.{route_name} sends a message at most once, and after a crash a {kind} handler may run again for \
+                     one it has done: say semantics = \"at-most-once\" here too"
+                ));
+            }
+            if route.semantics == Semantics::EffectivelyOnce
+                && consumer.semantics == Semantics::EffectivelyOnce
+                && !route.idempotent
+            {
                 let kind = consumer.handler.kind();
                 self.warn(&format!("{section}.handler"), format!(
                     "routes.{route_name} promises effectively-once, and after a crash a {kind} handler may run again for a \

@@ -185,16 +185,10 @@ impl<'a> Reader<'a> {
         for (name, node) in self.named("routes", node) {
             let mut section = self.section(&format!("routes.{name}"), Some(node), &KEYS);
             self.mark(&section, &KEYS);
-            let semantics = section.parsed("semantics", |word| {
-                word.parse().map_err(|_| {
-                    let words = Semantics::ALL.map(Semantics::as_str);
-                    format!("`{word}` is not a delivery semantics; {}", nearest(word, &words))
-                })
-            });
             let route = Route {
                 topics: self.patterns(&mut section),
                 broker: self.broker(&mut section),
-                semantics: semantics.map_or_else(Semantics::default, |found| found.value),
+                semantics: semantics(&mut section),
                 why: section.text("why").map(|found| found.value),
                 idempotent: section.flag("idempotent", false),
                 order: section.word("order", &ORDERS, Order::Key),
@@ -264,8 +258,18 @@ impl<'a> Reader<'a> {
     }
 
     fn consumers(&mut self, node: Option<Node>) -> BTreeMap<String, Consumer> {
-        const KEYS: [&str; 9] =
-            ["topics", "broker", "dedup", "keep_ids", "replay", "order", "on_dead", "retry", "handler"];
+        const KEYS: [&str; 10] = [
+            "topics",
+            "broker",
+            "semantics",
+            "dedup",
+            "keep_ids",
+            "replay",
+            "order",
+            "on_dead",
+            "retry",
+            "handler",
+        ];
         let mut consumers = BTreeMap::new();
         for (name, node) in self.named("consumers", node) {
             let mut section = self.section(&format!("consumers.{name}"), Some(node), &KEYS);
@@ -277,6 +281,7 @@ impl<'a> Reader<'a> {
             let consumer = Consumer {
                 topics: self.topics(&mut section),
                 broker: self.broker(&mut section),
+                semantics: semantics(&mut section),
                 dedup: self.dedup(&mut section),
                 keep_ids: section.duration("keep_ids", Duration::from_secs(7 * 24 * 60 * 60)),
                 replay: section.duration("replay", Duration::from_secs(3 * 24 * 60 * 60)),
@@ -366,6 +371,17 @@ impl<'a> Reader<'a> {
         }
         found.unwrap_or(Handler::Log)
     }
+}
+
+/// What a route or a group promises.
+fn semantics(section: &mut Section<'_>) -> Semantics {
+    let found = section.parsed("semantics", |word| {
+        word.parse().map_err(|_| {
+            let words = Semantics::ALL.map(Semantics::as_str);
+            format!("`{word}` is not a delivery semantics; {}", nearest(word, &words))
+        })
+    });
+    found.map_or_else(Semantics::default, |found| found.value)
 }
 
 fn not_empty(text: &str) -> Result<String, String> {

@@ -125,7 +125,8 @@ impl Config {
         for (name, consumer) in &self.consumers {
             writeln!(out, "\n[consumers.{}]", key(name))?;
             writeln!(out, "topics = {}", list(consumer.topics.iter().map(String::as_str)))?;
-            writeln!(out, "broker = {}\ndedup = \"{}\"", quoted(&consumer.broker), consumer.dedup.word())?;
+            writeln!(out, "broker = {}\nsemantics = \"{}\"", quoted(&consumer.broker), consumer.semantics)?;
+            writeln!(out, "dedup = \"{}\"", consumer.dedup.word())?;
             writeln!(out, "keep_ids = \"{}\"", duration_text(consumer.keep_ids))?;
             writeln!(out, "replay = \"{}\"", duration_text(consumer.replay))?;
             writeln!(

@@ -78,6 +78,7 @@ impl Service {
             producer: producer(Producer {
                 desk: Arc::clone(&desk),
                 health: Arc::clone(&health),
+                lost: Arc::new(|| vec![("fleeting".to_owned(), 3)]),
                 body_limit: BODY_LIMIT,
                 hosts: Hosts::default(),
             }),
@@ -85,6 +86,7 @@ impl Service {
                 desk,
                 groups,
                 health,
+                lost: Arc::new(Vec::new),
                 body_limit: BODY_LIMIT,
                 hosts: Hosts::default(),
             }),
@@ -223,6 +225,7 @@ fn topology() -> Topology {
         group: group.into(),
         topics: topics.iter().map(|topic| (*topic).into()).collect(),
         broker: "main".into(),
+        semantics: Semantics::EffectivelyOnce,
         handler: "log".into(),
         dedup: "sql".into(),
         keep_ids: std::time::Duration::from_secs(7 * 24 * 60 * 60),

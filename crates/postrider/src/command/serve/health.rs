@@ -1,9 +1,10 @@
 //! How the parts of this process are: asked by health requests and by the page, so it must not block.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use server::{Component, Health};
+use server::{Component, Health, Lost};
 
 use super::super::output::relative;
 use super::parts::{Brokers, Parts};
@@ -12,6 +13,7 @@ use super::parts::{Brokers, Parts};
 #[derive(Clone)]
 pub(super) struct Pulse {
     relay: Option<relay::Reporter>,
+    express: Option<Arc<relay::Direct>>,
     brokers: Vec<String>,
     consumers: Vec<(String, inbox::Monitor)>,
 }
@@ -21,6 +23,7 @@ impl Pulse {
     pub(super) fn of(parts: &Parts, brokers: &Brokers) -> Self {
         Self {
             relay: parts.relay.as_ref().map(relay::Running::reporter),
+            express: parts.express.clone(),
             // As the relay names them where they are in trouble.
             brokers: brokers.keys().map(|name| format!("broker {name}")).collect(),
             consumers: parts
@@ -43,8 +46,40 @@ impl Pulse {
         Arc::new(move || pulse.receiving())
     }
 
+    /// What routes that send at most once have lost, whichever way their messages went.
+    pub(super) fn lost_by_routes(&self) -> Lost {
+        let pulse = self.clone();
+        Arc::new(move || pulse.losses().into_iter().map(|(route, (messages, _))| (route, messages)).collect())
+    }
+
+    /// What groups that handle messages at most once have lost.
+    pub(super) fn lost_by_groups(&self) -> Lost {
+        let consumers = self.consumers.clone();
+        Arc::new(move || {
+            let lost = consumers.iter().map(|(group, monitor)| (group.clone(), monitor.status().lost));
+            lost.filter(|(_, messages)| *messages > 0).collect()
+        })
+    }
+
+    /// By route, how many and why the last.
+    fn losses(&self) -> BTreeMap<String, (u64, String)> {
+        let stored = self.relay.iter().flat_map(|relay| relay.status().losses);
+        let fleeting = self.express.iter().flat_map(|express| express.losses());
+        let mut all: BTreeMap<String, (u64, String)> = BTreeMap::new();
+        for loss in stored.chain(fleeting) {
+            let (messages, error) = all.entry(loss.route).or_default();
+            *messages += loss.messages;
+            *error = loss.error;
+        }
+        all
+    }
+
     fn sending(&self) -> Vec<Component> {
-        let Some(reporter) = &self.relay else { return Vec::new() };
+        let lost = self.losses().into_iter().map(|(route, (messages, error))| {
+            let detail = format!("{messages} lost since the start, the last because {error}");
+            component(&format!("route {route}"), true, detail)
+        });
+        let Some(reporter) = &self.relay else { return lost.collect() };
         let status = reporter.status();
         let mut components = vec![match status.problem {
             Some(problem) => component("relay", false, problem),
@@ -59,6 +94,7 @@ impl Pulse {
         let closed = status.breakers.iter();
         components
             .extend(closed.map(|breaker| component(&breaker.destination, !breaker.open, said_of(breaker))));
+        components.extend(lost);
         components
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use admin::Desk;
 use broker::{Connected, Publisher, Subscriber};
 use inbox::{Acknowledge, CommandHandler, Group, HttpHandler};
-use message::{OnDead, Order};
+use message::{Message, OnDead, Order, Semantics};
 use store::{Inbox, InboxRules, Store, Work};
 use tokio::task::JoinHandle;
 
@@ -23,17 +23,38 @@ pub(super) type Brokers = BTreeMap<String, Connected>;
 #[derive(Default)]
 pub(super) struct Parts {
     pub(super) listeners: Vec<JoinHandle<()>>,
+    pub(super) express: Option<Arc<relay::Direct>>,
     pub(super) consumers: Vec<(Arc<Group>, inbox::Running)>,
     pub(super) relay: Option<relay::Running>,
     pub(super) cleaner: Option<JoinHandle<()>>,
 }
 
+/// The way past the store, as the desk knows it.
+struct Express(Arc<relay::Direct>);
+
+impl admin::Express for Express {
+    fn send(&self, route: &str, message: Message) -> Result<(), String> {
+        self.0.send(route, message).map_err(|reason| reason.to_string())
+    }
+}
+
 impl Parts {
+    /// The desk with the way past the store, if there is one.
+    pub(super) fn desk(&self, desk: Desk) -> Desk {
+        match &self.express {
+            Some(direct) => desk.with_express(Arc::new(Express(Arc::clone(direct)))),
+            None => desk,
+        }
+    }
+
     /// Stops everything, finishing what is in hand.
     pub(super) async fn drain(self) {
         for listener in self.listeners {
             // A listener that panicked has nothing left to finish.
             let _ = listener.await;
+        }
+        if let Some(express) = self.express {
+            express.drain(relay::Settings::default().drain).await;
         }
         // Together: each may have to wait for a handler of its own.
         let consumers: Vec<_> =
@@ -70,25 +91,58 @@ fn subscriber_of(brokers: &Brokers, name: &str) -> Result<Arc<dyn Subscriber>, F
     subscriber.ok_or_else(|| Failure::usage(format!("nothing can be received from the broker `{name}`")))
 }
 
+/// All routes, and what they promise.
+fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Semantics)>, Failure> {
+    let mut once: BTreeMap<&str, Arc<dyn Publisher>> = BTreeMap::new();
+    let mut routes = Vec::new();
+    for (name, route) in &config.routes {
+        let publisher = publisher_of(brokers, &route.broker)?;
+        let again = route.semantics.sends_again();
+        let publisher = match again {
+            true => publisher,
+            // One for all routes of a broker, which has clients of its own.
+            false => {
+                Arc::clone(once.entry(&route.broker).or_insert_with(|| publisher.once().unwrap_or(publisher)))
+            }
+        };
+        let settle = if again { relay::Settle::After } else { relay::Settle::Before };
+        let route_of = relay::Route {
+            name: name.clone(),
+            topics: route.topics.clone(),
+            broker: route.broker.clone(),
+            publisher,
+            format: route.format.clone(),
+            order: route.order,
+            on_dead: route.on_dead,
+            retry: route.retry.clone(),
+            settle,
+        };
+        routes.push((route_of, route.semantics));
+    }
+    Ok(routes)
+}
+
+/// The way past the store, if some route takes it.
+pub(super) fn express(config: &Config, brokers: &Brokers) -> Result<Option<relay::Direct>, Failure> {
+    let attempt = |semantics| match semantics {
+        Semantics::None => relay::Try::Unconfirmed,
+        _ => relay::Try::Confirmed,
+    };
+    let routes = routes(config, brokers)?.into_iter();
+    let routes: Vec<_> = routes
+        .filter(|(_, semantics)| semantics.bypasses_store())
+        .map(|(route, semantics)| (route, attempt(semantics)))
+        .collect();
+    Ok(if routes.is_empty() { None } else { Some(relay::Direct::start(routes)) })
+}
+
 /// Starts the relay.
 pub(super) fn relay(
     config: &Config,
     store: Arc<dyn Store>,
     brokers: &Brokers,
 ) -> Result<relay::Running, Failure> {
-    let mut routes = Vec::new();
-    for (name, route) in &config.routes {
-        routes.push(relay::Route {
-            name: name.clone(),
-            topics: route.topics.clone(),
-            broker: route.broker.clone(),
-            publisher: publisher_of(brokers, &route.broker)?,
-            format: route.format.clone(),
-            order: route.order,
-            on_dead: route.on_dead,
-            retry: route.retry.clone(),
-        });
-    }
+    let routes = routes(config, brokers)?.into_iter().map(|(route, _)| route).collect();
     let topology = Arc::new(world::topology(config));
     let settings = relay::Settings {
         lease: config.relay.lease,
@@ -178,7 +232,8 @@ async fn group(
         hold_dead: consumer.order == Order::Key && consumer.on_dead == OnDead::Hold,
         acknowledge: matches!(acknowledge, Acknowledge::InStore),
     };
-    Ok(Group::new(name, inbox, handler, rules).acknowledge(acknowledge).keep_ids(consumer.keep_ids))
+    let group = Group::new(name, inbox, handler, rules).acknowledge(acknowledge).keep_ids(consumer.keep_ids);
+    Ok(if consumer.semantics == Semantics::AtMostOnce { group.at_most_once() } else { group })
 }
 
 /// Asks the store whether it can do the work of a group.
@@ -199,6 +254,7 @@ pub(super) fn producer_api(config: &Config, desk: Arc<Desk>, pulse: &Pulse) -> s
     server::Producer {
         desk,
         health: pulse.of_producer(),
+        lost: pulse.lost_by_routes(),
         body_limit: config.producer.body_limit,
         hosts: server::Hosts::default(),
     }
@@ -215,6 +271,7 @@ pub(super) fn consumer_api(
         desk,
         groups: parts.consumers.iter().map(|(group, _)| group.clone()).collect(),
         health: pulse.of_consumer(),
+        lost: pulse.lost_by_groups(),
         body_limit: config.producer.body_limit,
         hosts: server::Hosts::default(),
     }

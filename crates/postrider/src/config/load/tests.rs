@@ -128,13 +128,12 @@ fn what_cannot_work_is_refused_with_what_can() {
             "the nearest that can is \"effectively-once\"",
         ),
         (
-            "[routes.a]\ntopics = [\"*\"]\nsemantics = \"at-most-once\"",
-            "the nearest that can is \"at-least-once\"",
+            "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"best-effort\"",
+            "the nearest that can is \"at-most-once\"",
         ),
-        ("[routes.a]\ntopics = [\"*\"]\nsemantics = \"none\"", "the nearest that can is \"at-least-once\""),
         (
-            "[routes.a]\ntopics = [\"*\"]\nsemantics = \"best-effort\"",
-            "the nearest that can is \"at-least-once\"",
+            "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"exactly-once\"",
+            "the nearest that can is \"effectively-once\"",
         ),
         ("[routes.a]\ntopics = [\"*\"]\nsemantics = \"atleastonce\"", "did you mean `at-least-once`?"),
         ("[routes.a]\ntopics = [\"*\"]\norder = \"keys\"", "did you mean `key`?"),

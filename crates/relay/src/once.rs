@@ -1,0 +1,139 @@
+//! Sent once at most: settled first, and then sent, whatever becomes of it.
+//!
+//! By the store's account such a message is Sent before its broker hears of it, so neither a crash nor another relay
+//! sends it again. What the broker does not confirm after that is lost, and counted.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use broker::Outcome;
+use futures::future::join_all;
+use store::{Batch, BatchId, Settlement, Verdict};
+
+use crate::Shared;
+use crate::breaker::Destination;
+use crate::deliver::Failures;
+use crate::publish::{Outcomes, at, loads};
+
+/// The wait after the store failed; doubled each time.
+const STORE_WAIT: Duration = Duration::from_millis(20);
+
+/// What a route has lost since the relay started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// Which route.
+    pub route: String,
+    /// How many messages.
+    pub messages: u64,
+    /// Why the last of them.
+    pub error: String,
+}
+
+/// What all routes have lost.
+#[derive(Debug, Default)]
+pub(crate) struct Losses(Mutex<BTreeMap<String, (u64, String)>>);
+
+impl Losses {
+    pub(crate) fn count(&self, route: &str, error: &str) {
+        let mut all = self.0.lock().expect("nothing panics while it counts");
+        let (messages, last) = all.entry(route.to_owned()).or_default();
+        *messages += 1;
+        error.clone_into(last);
+    }
+
+    pub(crate) fn views(&self) -> Vec<Loss> {
+        let all = self.0.lock().expect("nothing panics while it counts");
+        let view = |(route, (messages, error)): (&String, &(u64, String))| Loss {
+            route: route.clone(),
+            messages: *messages,
+            error: error.clone(),
+        };
+        all.iter().map(view).collect()
+    }
+}
+
+/// Settles `batches`, then sends those that were still ours to settle. Answers how many messages were confirmed.
+pub(crate) async fn deliver(shared: &Shared, batches: Vec<Batch>) -> usize {
+    let settled = settle(shared, &batches).await;
+    fail::fail_point!("relay::promised");
+    let batches: Vec<Batch> = batches.into_iter().filter(|batch| settled.contains(&batch.id)).collect();
+    let mut outcomes = Outcomes::new(&batches);
+    let route = |topic: &str| shared.routes.of(topic).cloned();
+    let sending = loads(&batches, route, &mut outcomes).into_iter().map(|load| {
+        let (way, batches) = (load.way.clone(), &batches);
+        // No lease matters any more: nobody else will send these.
+        async move { (way, load.publish(batches, || Some(Instant::now() + shared.settings.lease)).await) }
+    });
+    let mut confirmed = 0;
+    for (way, done) in join_all(sending).await {
+        let route = &way.route;
+        let fine = done.iter().filter(|(_, outcome)| *outcome == Outcome::Confirmed).count();
+        if fine > 0 {
+            shared.breakers.succeeded(&Destination::Broker(route.broker.clone()));
+        }
+        confirmed += fine;
+        let mut failures = Failures::default();
+        for (place, outcome) in done {
+            let Some(error) = outcome.error() else { continue };
+            let message = &at(&batches, place).message;
+            if let Some(destination) = failures.kind(&outcome, &message.topic, Some(route), fine > 0) {
+                failures.note(destination, error, false);
+            }
+            shared.losses.count(&route.name, error);
+            tracing::error!(
+                message_id = %message.id, topic = message.topic, route = route.name, error,
+                "lost: it is sent at most once, and the broker did not confirm it"
+            );
+        }
+        failures.tell(shared);
+    }
+    confirmed
+}
+
+/// The batches that are settled now, and by us. The others may be in the hands of another relay.
+async fn settle(shared: &Shared, batches: &[Batch]) -> HashSet<BatchId> {
+    let sent = |batch: &Batch| {
+        let verdict = |claimed: &store::Claimed| (claimed.seq, Verdict::Sent { ack_groups: Vec::new() });
+        Settlement {
+            batch: batch.id,
+            lease: batch.lease,
+            verdicts: batch.messages.iter().map(verdict).collect(),
+        }
+    };
+    let settlements: Vec<Settlement> = batches.iter().map(sent).collect();
+    let (mut wait, mut doubted) = (STORE_WAIT, false);
+    loop {
+        match shared.store.turn(settlements.clone(), None).await {
+            Ok(turn) => {
+                let fenced: HashSet<BatchId> = turn.fenced.into_iter().collect();
+                let ours = batches.iter().filter(|batch| !fenced.contains(&batch.id));
+                if doubted {
+                    forget(shared, batches.iter().filter(|batch| fenced.contains(&batch.id)));
+                }
+                return ours.map(|batch| batch.id).collect();
+            }
+            Err(error) if error.is_transient() || !*shared.stopping.borrow() => {
+                tracing::warn!(%error, "the store does not answer; trying again");
+                doubted = true;
+            }
+            Err(error) => {
+                tracing::error!(%error, "leaving with unsettled batches: they were not sent");
+                return HashSet::new();
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(Duration::from_secs(5));
+    }
+}
+
+/// These were settled by us and the answer was lost, or another relay has them: nobody can tell, so they are not sent.
+fn forget<'a>(shared: &Shared, batches: impl Iterator<Item = &'a Batch>) {
+    let error = "the store did not say whether it was settled";
+    for claimed in batches.flat_map(|batch| &batch.messages) {
+        let message = &claimed.message;
+        let route = shared.routes.of(&message.topic).map_or("", |way| &way.route.name);
+        shared.losses.count(route, error);
+        tracing::error!(message_id = %message.id, topic = message.topic, route, error, "perhaps lost");
+    }
+}

@@ -1,0 +1,196 @@
+//! Routes that send at most once: settled before the broker hears of it, lost where it does not confirm, and counted.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use broker::{Guarantees, Outcome, Outgoing, Publisher};
+use message::{Message, Status};
+use relay::{Direct, NotTaken, Relay, Route, Settings, Settle, Try};
+use store::sqlite::SqliteStore;
+use store::{Append, Inspect};
+use tokio::sync::watch;
+
+/// What it was given, and whether the store called it Sent by then.
+type Seen = Vec<(String, Option<Status>)>;
+
+/// A broker that looks into the store before it answers, and answers as it is told.
+struct Looking {
+    store: Option<Arc<SqliteStore>>,
+    answer: Box<dyn Fn(&Message) -> Outcome + Send + Sync>,
+    seen: Mutex<Seen>,
+    free: watch::Sender<bool>,
+}
+
+impl Looking {
+    fn new(
+        store: Option<Arc<SqliteStore>>,
+        answer: impl Fn(&Message) -> Outcome + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let (answer, seen, free) = (Box::new(answer), Mutex::default(), watch::Sender::new(true));
+        Arc::new(Self { store, answer, seen, free })
+    }
+
+    fn seen(&self) -> Seen {
+        self.seen.lock().expect("no panic").clone()
+    }
+}
+
+#[async_trait]
+impl Publisher for Looking {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            key_order: true,
+            ordered_batches: true,
+            groups: true,
+            fenced: true,
+            max_payload: None,
+            max_batch: 100,
+            deduplication: None,
+            durability: "",
+            needs: &[],
+        }
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
+        self.free.subscribe().wait_for(|free| *free).await.expect("the sender is ours");
+        let mut stopped: BTreeMap<Option<String>, ()> = BTreeMap::new();
+        let mut outcomes = Vec::new();
+        for Outgoing { message, .. } in batch {
+            // As a broker that keeps order does: after a failure, nothing of that key is tried.
+            if stopped.contains_key(&message.key) {
+                outcomes.push(Outcome::Held);
+                continue;
+            }
+            let status = match &self.store {
+                Some(store) => {
+                    let record = store.record(message.id).await.expect("readable").expect("it is there");
+                    Some(record.state.status)
+                }
+                None => None,
+            };
+            let text = String::from_utf8_lossy(&message.payload).into_owned();
+            self.seen.lock().expect("no panic").push((text, status));
+            let outcome = (self.answer)(&message);
+            if outcome != Outcome::Confirmed {
+                stopped.insert(message.key.clone(), ());
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+}
+
+async fn until(what: &str, mut fact: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !fact().await {
+        assert!(started.elapsed() < Duration::from_secs(60), "{what} never came");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+fn store() -> (Arc<SqliteStore>, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    (Arc::new(SqliteStore::open(folder.path().join("store.db")).expect("a store")), folder)
+}
+
+async fn write(store: &SqliteStore, count: usize) {
+    let message = |n: usize| Message::new("orders", n.to_string()).key(format!("key {}", n % 10)).into();
+    store.append((0..count).map(message).collect()).await.expect("stored");
+}
+
+fn route(publisher: Arc<Looking>) -> Route {
+    Route { settle: Settle::Before, ..Route::new("fleeting", &["orders"], publisher) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_is_sent_by_the_stores_account_before_its_broker_hears_of_it() {
+    let (store, _folder) = store();
+    let looking = Looking::new(Some(store.clone()), |_| Outcome::Confirmed);
+    write(&store, 500).await;
+    let relay = Relay::start(store.clone(), vec![route(looking.clone())], Settings::default());
+    until("every message", async || looking.seen().len() == 500).await;
+    assert!(looking.seen().iter().all(|(_, status)| *status == Some(Status::Sent)));
+    assert!(relay.status().losses.is_empty());
+    relay.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_confirmed_is_lost_and_counted_and_the_rest_of_its_key_still_goes_in_order() {
+    let (store, _folder) = store();
+    let looking = Looking::new(None, |message| match &message.payload[..] {
+        b"13" | b"77" => Outcome::Unconfirmed { error: "no answer".to_owned() },
+        b"42" => Outcome::Rejected { error: "too odd".to_owned() },
+        _ => Outcome::Confirmed,
+    });
+    write(&store, 200).await;
+    let relay = Relay::start(store.clone(), vec![route(looking.clone())], Settings::default());
+    until("every message", async || looking.seen().len() == 200).await;
+    until("the losses", async || relay.status().losses.iter().any(|loss| loss.messages == 3)).await;
+    let counts = store.counts().await.expect("counts");
+    assert_eq!((counts.sent, counts.dead), (200, 0), "nothing is tried again");
+    let numbers: Vec<usize> = looking.seen().iter().map(|(text, _)| text.parse().expect("a number")).collect();
+    for key in 0..10 {
+        let of_key: Vec<usize> = numbers.iter().copied().filter(|n| n % 10 == key).collect();
+        assert!(of_key.len() == 20 && of_key.is_sorted(), "each once, in order: {of_key:?}");
+    }
+    relay.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_broker_is_away_messages_wait_in_the_store() {
+    let (store, _folder) = store();
+    let looking = Looking::new(None, |_| Outcome::Unreachable { error: "nobody is there".to_owned() });
+    write(&store, 5_000).await;
+    let settings = Settings { trains: 1, ..Settings::default() };
+    let relay = Relay::start(store.clone(), vec![route(looking.clone())], settings);
+    until("the breaker", async || relay.status().breakers.iter().any(|breaker| breaker.open)).await;
+    let counts = store.counts().await.expect("counts");
+    assert!(counts.pending >= 4_000, "what was at stake is lost, and no more: {}", counts.pending);
+    drop(relay);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_sends_past_the_store_never_waits_and_what_is_not_taken_is_counted() {
+    let looking = Looking::new(None, |_| Outcome::Confirmed);
+    looking.free.send_replace(false);
+    let direct = Direct::start(vec![(route(looking.clone()), Try::Confirmed)]);
+    let (mut taken, mut refused) = (0, 0);
+    let started = Instant::now();
+    for n in 0..12_000 {
+        match direct.send("fleeting", Message::new("orders", n.to_string())) {
+            Ok(()) => taken += 1,
+            Err(reason) => {
+                assert_eq!(reason, NotTaken::Full);
+                refused += 1;
+            }
+        }
+    }
+    assert!(started.elapsed() < Duration::from_secs(5), "nobody waits for the broker: {:?}", started.elapsed());
+    assert!(taken >= 10_000 && refused >= 1, "{taken} taken, {refused} not");
+    assert_eq!(direct.losses()[0].messages, refused);
+    looking.free.send_replace(true);
+    direct.drain(Duration::from_secs(30)).await;
+    assert_eq!(looking.seen().len(), taken, "what was taken is sent, once");
+    assert_eq!(direct.send("fleeting", Message::new("orders", "late")), Err(NotTaken::Ending));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn past_the_store_a_message_is_tried_once() {
+    let looking = Looking::new(None, |message| match &message.payload[..] {
+        b"3" => Outcome::Deferred { error: "not today".to_owned(), after: None },
+        _ => Outcome::Confirmed,
+    });
+    for attempt in [Try::Confirmed, Try::Unconfirmed] {
+        looking.seen.lock().expect("no panic").clear();
+        let direct = Direct::start(vec![(route(looking.clone()), attempt)]);
+        for n in 0..10 {
+            direct.send("fleeting", Message::new("orders", n.to_string()).key("one")).expect("there is room");
+        }
+        direct.drain(Duration::from_secs(30)).await;
+        assert_eq!(looking.seen().len(), 10, "each once");
+        assert_eq!(direct.losses()[0].messages, 1);
+        assert_eq!(direct.losses()[0].error, "not today");
+    }
+}
