@@ -52,8 +52,8 @@ impl Program {
 pub(crate) fn run(what: &[&str], servers: &Urls) -> Result<()> {
     let programs = build(what)?;
     ensure!(!programs.is_empty(), "cargo built no test program");
-    // Each runs as many tests at once as there are processors. One program more keeps these busy while others wait.
-    let at_once = std::thread::available_parallelism()?.get() + 1;
+    // Each runs as many tests at once as there are processors: more would measure the machine instead of the program.
+    let at_once = std::thread::available_parallelism()?.get();
     println!("\n── {} test programs, {at_once} at once", programs.len());
     let waiting = Mutex::new(programs.iter());
     let failed = Mutex::new(Vec::new());

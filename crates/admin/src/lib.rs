@@ -3,6 +3,7 @@
 //! The HTTP API, the page and the command line are skins over [`Desk`]: they parse, call and print, so that
 //! the three can never disagree about what a request means or what its answer looks like.
 
+mod contract;
 mod desk;
 mod fields;
 mod payload;
@@ -11,6 +12,7 @@ mod request;
 mod topology;
 mod view;
 
+pub use contract::{Contract, Part};
 pub use desk::{BulkAnswer, Desk, Express, Progress};
 pub use fields::nearest;
 pub use payload::{Encoding, Payload};

@@ -14,6 +14,8 @@ mod postgres;
 #[cfg(feature = "brokers")]
 mod publish;
 mod pull;
+#[cfg(feature = "brokers")]
+mod semantics;
 
 use std::time::Duration;
 
@@ -91,6 +93,13 @@ enum Scenario {
         #[arg(long)]
         payload_alone: bool,
     },
+    #[cfg(feature = "brokers")]
+    /// Throughput and latency of all six promises into a broker, as shares of at-least-once.
+    Semantics {
+        /// The broker: `cargo xtask servers up kafka nats rabbitmq` prints it.
+        #[arg(long)]
+        broker: String,
+    },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
     Doorbell {
         /// The server.
@@ -134,6 +143,8 @@ async fn main() -> Result<()> {
             let headers = !payload_alone;
             compare(size, pairs, async || publish::run(&broker, size, &settings, headers).await).await
         }
+        #[cfg(feature = "brokers")]
+        Scenario::Semantics { broker } => semantics::run(&broker, size, pairs).await,
         Scenario::Doorbell { server, seconds } => {
             postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await
         }

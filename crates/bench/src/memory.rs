@@ -2,17 +2,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use async_trait::async_trait;
-use message::{Event, Message, Next, State, Status, step};
+use message::{Event, Message, MessageId, Next, State, Status, step};
 use store::sqlite::SqliteStore;
 use store::{
     Batch, Beat, Beaten, Claim, ClaimOrder, Claimed, Error, Instance, LaneView, Lanes, Lease, Settlement,
     Store, Turn, Verdict,
 };
 use tempfile::TempDir;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 const LANES: u16 = 16;
@@ -26,6 +27,9 @@ pub(crate) struct Memory {
     flying: Mutex<HashMap<Uuid, Vec<Claimed>>>,
     /// What was sent stays, as rows do in a store.
     sent: Mutex<Vec<Claimed>>,
+    times: Mutex<Vec<(MessageId, Instant)>>,
+    written: Mutex<i64>,
+    bell: Notify,
 }
 
 testkit::pass_on!(Memory);
@@ -34,8 +38,27 @@ impl Memory {
     /// All of `messages`, those of a key on one lane and in order.
     pub(crate) fn new(messages: Vec<Message>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let mut waiting: Vec<VecDeque<Claimed>> = (0..LANES).map(|_| VecDeque::new()).collect();
-        for (seq, message) in messages.into_iter().enumerate() {
+        let memory = Self {
+            store: Arc::new(SqliteStore::open(folder.path().join("empty.db"))?),
+            _folder: folder,
+            lease: Uuid::new_v4(),
+            waiting: Mutex::new((0..LANES).map(|_| VecDeque::new()).collect()),
+            flying: Mutex::default(),
+            sent: Mutex::default(),
+            times: Mutex::default(),
+            written: Mutex::default(),
+            bell: Notify::new(),
+        };
+        memory.write(messages)?;
+        Ok(memory)
+    }
+
+    /// Adds messages, and wakes the relay.
+    pub(crate) fn write(&self, messages: Vec<Message>) -> Result<()> {
+        let mut waiting = self.waiting();
+        let mut written = self.written.lock().expect("nobody panics while it is held");
+        for message in messages {
+            *written += 1;
             let key = message.key.clone().unwrap_or_default();
             let lane = key.bytes().fold(7_usize, |hash, byte| hash.wrapping_mul(31) + usize::from(byte));
             let fresh = State {
@@ -49,7 +72,7 @@ impl Memory {
                 unreachable!("a claim removes nothing")
             };
             let claimed = Claimed {
-                seq: seq as i64 + 1,
+                seq: *written,
                 message: message.into(),
                 state,
                 ack_groups: None,
@@ -57,14 +80,13 @@ impl Memory {
             };
             waiting[lane % usize::from(LANES)].push_back(claimed);
         }
-        Ok(Self {
-            store: Arc::new(SqliteStore::open(folder.path().join("empty.db"))?),
-            _folder: folder,
-            lease: Uuid::new_v4(),
-            waiting: Mutex::new(waiting),
-            flying: Mutex::default(),
-            sent: Mutex::default(),
-        })
+        self.bell.notify_one();
+        Ok(())
+    }
+
+    /// When each message was settled.
+    pub(crate) fn times(&self) -> Vec<(MessageId, Instant)> {
+        self.times.lock().expect("nobody panics while it is held").clone()
     }
 
     /// How many were sent.
@@ -87,10 +109,14 @@ impl Memory {
     fn settle(&self, settlement: Settlement) {
         let flown = self.flying().remove(&settlement.batch).unwrap_or_default();
         let (mut waiting, mut done) = (self.waiting(), self.done());
+        let (mut times, now) = (self.times.lock().expect("nobody panics while it is held"), Instant::now());
         let lane = &mut waiting[usize::from(settlement.lease.lane)];
         for (claimed, (_, verdict)) in flown.into_iter().zip(settlement.verdicts).rev() {
             match verdict {
-                Verdict::Sent { .. } => done.push(claimed),
+                Verdict::Sent { .. } => {
+                    times.push((claimed.message.id, now));
+                    done.push(claimed);
+                }
                 _ => lane.push_front(claimed),
             }
         }
@@ -147,6 +173,6 @@ impl Claim for Memory {
     }
 
     async fn woken(&self) {
-        std::future::pending::<()>().await;
+        self.bell.notified().await;
     }
 }

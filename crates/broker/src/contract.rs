@@ -146,11 +146,67 @@ pub trait Publisher: Send + Sync {
         None
     }
 
+    /// Sends batches in transactions, where the broker has them.
+    fn transactions(&self) -> Option<Arc<dyn Transactions>> {
+        None
+    }
+
     /// Sends `batch` and waits for the broker's word on each message.
     ///
     /// # Cancel safety
     /// A call that is dropped may have stored any part of the batch.
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome>;
+}
+
+/// Whose transactions: those of one lane of one store follow each other, whoever sends them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Line {
+    /// A name that no other store has.
+    pub store: String,
+    /// The name of the broker in the configuration: two names of one server are two lines.
+    pub broker: String,
+    /// The lane.
+    pub lane: u16,
+}
+
+/// Sends a batch together with a note of it, both or neither.
+///
+/// # Contract
+/// 1. Once a line is taken over, nothing that was sent on it before can still be stored: it is, or it never will be. Whoever
+///    had the line before stores nothing any more.
+/// 2. The note that is answered is that of the last batch stored on the line, whoever sent it.
+/// 3. A batch and its note are seen together or not at all, by readers who read what is committed.
+#[async_trait]
+pub trait Transactions: Send + Sync {
+    /// Takes `line` over.
+    ///
+    /// # Errors
+    /// What to tell of messages that wait for it: nothing was sent.
+    async fn take_over(&self, line: &Line) -> Result<TakenOver, Outcome>;
+}
+
+/// A line that was taken over.
+pub struct TakenOver {
+    /// Sends on it.
+    pub sender: Box<dyn SendTogether>,
+    /// The note of the last batch that was stored on it.
+    pub note: Option<Vec<u8>>,
+}
+
+/// What writes the note of a batch: it is told which of its messages are in the transaction.
+pub type WriteNote<'a> = &'a (dyn Fn(&[usize]) -> Vec<u8> + Send + Sync);
+
+/// Sends the batches of a line, one after the other.
+#[async_trait]
+pub trait SendTogether: Send {
+    /// Sends what of `batch` can be sent, and its note. What is in the transaction is all confirmed, or none of it.
+    ///
+    /// # Cancel safety
+    /// A call that is dropped may have stored the transaction: take the line over again to know.
+    async fn publish(&mut self, batch: Vec<Outgoing>, note: WriteNote<'_>) -> Vec<Outcome>;
+
+    /// Whether it can send another. If not, the line has to be taken over again, and its note says what was stored.
+    fn is_good(&self) -> bool;
 }
 
 /// A message that came in.

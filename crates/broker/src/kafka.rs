@@ -29,6 +29,7 @@ mod producer;
 mod publish;
 mod receive;
 mod topics;
+mod transact;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};

@@ -9,6 +9,9 @@ use async_trait::async_trait;
 use broker::embedded::{Broker, Config};
 use tempfile::TempDir;
 
+/// Long enough to be renewed in time on a busy machine.
+const LEASE: Duration = Duration::from_secs(2);
+
 /// The embedded broker in a folder of its own; every client has its own writer and connections.
 struct Embedded {
     folder: TempDir,
@@ -42,7 +45,7 @@ impl testkit::broker::Fixture for Embedded {
     }
 
     async fn open(&self) -> Arc<dyn testkit::broker::Broker> {
-        self.client(Duration::from_millis(500))
+        self.client(LEASE)
     }
 
     async fn open_strict(&self) -> Option<Arc<dyn testkit::broker::Broker>> {
@@ -71,7 +74,7 @@ impl testkit::broker::Fixture for Embedded {
     }
 
     fn patience(&self) -> Duration {
-        Duration::from_millis(500)
+        LEASE
     }
 
     fn time_limit(&self) -> Duration {

@@ -83,8 +83,15 @@ async fn one(broker: &Broker, seq: i64) -> Outcome {
     broker.publish(vec![outgoing(seq)]).await.remove(0)
 }
 
+/// As a consumer does: a server that has just come back may not have its queues ready, and is asked again.
 async fn subscribe(broker: &Broker, group: &str) -> Box<dyn Subscription> {
-    broker.subscribe(group, &["orders".to_owned()]).await.unwrap()
+    let begun = Instant::now();
+    loop {
+        match broker.subscribe(group, &["orders".to_owned()]).await {
+            Err(ReceiveError::Unreachable(_)) if begun.elapsed() < PATIENCE => {}
+            subscribed => return subscribed.unwrap(),
+        }
+    }
 }
 
 async fn receive(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
@@ -102,7 +109,7 @@ async fn numbers(broker: &Broker, group: &str, all: &BTreeSet<i64>) -> BTreeSet<
     let mut seen = BTreeSet::new();
     let begun = Instant::now();
     while !all.is_subset(&seen) && begun.elapsed() < PATIENCE {
-        let more = tokio::time::timeout(Duration::from_secs(5), subscription.receive(1000)).await;
+        let more = tokio::time::timeout(PATIENCE, subscription.receive(1000)).await;
         let Ok(more) = more else { break };
         let more = more.unwrap();
         let positions: Vec<Position> = more.iter().map(|delivery| delivery.position).collect();

@@ -8,6 +8,9 @@ use async_trait::async_trait;
 use broker::redis_streams::{Broker, Config};
 use testkit::servers::Own;
 
+/// Long enough to be renewed in time on a busy machine.
+const LEASE: Duration = Duration::from_secs(2);
+
 /// What makes the leases of all members of all groups end.
 const EXPIRE: &str = "
 for _, group in ipairs(redis.call('KEYS', KEYS[1] .. ':group:*')) do
@@ -61,11 +64,11 @@ impl testkit::broker::Fixture for Redis {
     }
 
     async fn open(&self) -> Arc<dyn testkit::broker::Broker> {
-        self.client(Duration::from_millis(500), true)
+        self.client(LEASE, true)
     }
 
     async fn open_strict(&self) -> Option<Arc<dyn testkit::broker::Broker>> {
-        Some(self.client(Duration::from_millis(500), false))
+        Some(self.client(LEASE, false))
     }
 
     async fn open_silent(&self) -> Arc<dyn testkit::broker::Broker> {
@@ -90,7 +93,7 @@ impl testkit::broker::Fixture for Redis {
     }
 
     fn patience(&self) -> Duration {
-        Duration::from_millis(500)
+        LEASE
     }
 
     fn time_limit(&self) -> Duration {

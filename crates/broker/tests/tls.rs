@@ -149,10 +149,10 @@ async fn kafka_asks_for_a_password_over_tls() {
         )
     })
     .await;
-    let plain = kafka.urls(&format!("kafkas://ann:{PASSWORD}@"), "prefix=a.&timeout=5s");
+    let plain = kafka.urls(&format!("kafkas://ann:{PASSWORD}@"), "prefix=a.&timeout=10s");
     messages_pass(&plain[0]).await;
     nothing_passes(&plain[1]).await;
-    let scram = "prefix=b.&timeout=5s&sasl=SCRAM-SHA-512";
+    let scram = "prefix=b.&timeout=10s&sasl=SCRAM-SHA-512";
     messages_pass(&kafka.urls(&format!("kafkas://postrider:{PASSWORD}@"), scram)[0]).await;
     nothing_passes(&kafka.urls(&format!("kafkas://postrider:not-{PASSWORD}@"), scram)[0]).await;
 }
@@ -169,10 +169,10 @@ async fn rabbitmq_is_reached_over_tls() {
         )
     })
     .await;
-    let [ours, strangers] = rabbitmq.urls("amqps://guest:guest@", "timeout=5s&groups=billing");
+    let [ours, strangers] = rabbitmq.urls("amqps://guest:guest@", "timeout=10s&groups=billing");
     messages_pass(&ours).await;
     nothing_passes(&strangers).await;
-    nothing_passes(&rabbitmq.urls(&format!("amqps://guest:{PASSWORD}@"), "timeout=5s&groups=billing")[0])
+    nothing_passes(&rabbitmq.urls(&format!("amqps://guest:{PASSWORD}@"), "timeout=10s&groups=billing")[0])
         .await;
 }
 
@@ -186,10 +186,10 @@ async fn nats_asks_for_a_password_over_tls() {
     // With TLS it speaks nothing else, at its one port.
     let port = nats.server.url().rsplit(':').next().and_then(|port| port.parse().ok());
     nats.port = port.expect("its URL ends with a port");
-    let [ours, strangers] = nats.urls(&format!("natss://ann:{PASSWORD}@"), "timeout=5s");
+    let [ours, strangers] = nats.urls(&format!("natss://ann:{PASSWORD}@"), "timeout=10s");
     messages_pass(&ours).await;
     nothing_passes(&strangers).await;
-    nothing_passes(&nats.urls(&format!("natss://ann:not-{PASSWORD}@"), "timeout=5s")[0]).await;
+    nothing_passes(&nats.urls(&format!("natss://ann:not-{PASSWORD}@"), "timeout=10s")[0]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -204,8 +204,8 @@ async fn redis_streams_ask_for_a_password_over_tls() {
         )
     })
     .await;
-    let [ours, strangers] = redis.urls(&format!("rediss://ann:{PASSWORD}@"), "timeout=5s");
+    let [ours, strangers] = redis.urls(&format!("rediss://ann:{PASSWORD}@"), "timeout=10s");
     messages_pass(&ours).await;
     nothing_passes(&strangers).await;
-    nothing_passes(&redis.urls(&format!("rediss://ann:not-{PASSWORD}@"), "timeout=5s")[0]).await;
+    nothing_passes(&redis.urls(&format!("rediss://ann:not-{PASSWORD}@"), "timeout=10s")[0]).await;
 }

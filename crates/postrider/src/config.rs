@@ -23,7 +23,6 @@ use broker::Format;
 use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern};
 use store::{Retention, Sent};
 
-pub(crate) use check::unkept;
 pub(crate) use load::{Loaded, Rejected, load};
 pub(crate) use place::{ACCEPT_LOSS, Place};
 pub(crate) use read::parse_listen;

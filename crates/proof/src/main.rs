@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use proof::model::{Bounds, Bug, explore, hunt};
-use proof::scenario::{ChangeLanes, Clocks, Crash, Kill, Once, Restart, Stop, Writers, prove};
+use proof::scenario::{ChangeLanes, Clocks, Crash, Exact, Kill, Once, Restart, Stop, Writers, prove};
 use proof::worker::Work;
 
 /// Shows that what Postrider promises holds.
@@ -34,6 +34,8 @@ enum Proof {
     Kill(Kill),
     /// Kill an arrow that promises at most once: nothing comes twice.
     Once(Once),
+    /// Crash at every point of Kafka's transactions, and stop relays: each message is in the log once.
+    Exact(Exact),
     /// Crash at every named point between claim and acknowledgement.
     Crash(Crash),
     /// Write with many transactions side by side, one of them stopped before its commit.
@@ -68,6 +70,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         Proof::Worker(work) => return proof::worker::run(*work, arguments.store).await,
         Proof::Kill(kill) => prove(&kill, program, store).await?,
         Proof::Once(once) => prove(&once, program, store).await?,
+        Proof::Exact(exact) => prove(&exact, program, store).await?,
         Proof::Crash(crash) => prove(&crash, program, store).await?,
         Proof::Writers(writers) => prove(&writers, program, store).await?,
         Proof::Stop(stop) => prove(&stop, program, store).await?,

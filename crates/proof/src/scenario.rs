@@ -5,6 +5,7 @@
 
 mod clocks;
 mod crash;
+mod exact;
 mod kill;
 mod lanes;
 mod once;
@@ -14,6 +15,7 @@ mod writers;
 
 pub use clocks::Clocks;
 pub use crash::{CRASH_POINTS, Crash};
+pub use exact::{Exact, TRANSACTION_POINTS};
 pub use kill::Kill;
 pub use lanes::ChangeLanes;
 pub use once::Once;
@@ -50,6 +52,11 @@ pub trait Scenario {
 pub async fn prove(scenario: &impl Scenario, program: &Path, store: &str) -> Result<String> {
     let ground = Ground::fresh(store, scenario.needs(store)?).await?;
     ground.during(async |ground| scenario.happen(program, ground).await).await
+}
+
+/// Servers are started and stopped by a program that is waited for.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    Ok(tokio::task::spawn_blocking(work).await?)
 }
 
 /// Short, because every death is waited for so long.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{Guarantees, Outcome, Outgoing, Publisher};
+use broker::{Guarantees, Outcome, Outgoing, Publisher, Transactions};
 use rand::Rng;
 
 /// See the module.
@@ -21,6 +21,10 @@ pub(crate) struct Unsteady {
 impl Publisher for Unsteady {
     fn guarantees(&self) -> Guarantees {
         self.broker.guarantees()
+    }
+
+    fn transactions(&self) -> Option<Arc<dyn Transactions>> {
+        self.broker.transactions()
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {

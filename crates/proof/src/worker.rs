@@ -76,6 +76,9 @@ pub struct Work {
     /// Send and handle at most once.
     #[arg(long)]
     pub once: bool,
+    /// Send in transactions.
+    #[arg(long)]
+    pub exact: bool,
     /// Crash at the n-th time that this point is reached: `relay::published=3`.
     #[arg(long)]
     pub crash: Option<String>,
@@ -191,7 +194,11 @@ fn relay(work: &Work, shop: &dyn Shop, brokers: &Brokers) -> Result<relay::Runni
         Settings { lease: work.lease, groups: Arc::new(|_| vec![GROUP.to_owned()]), ..Settings::default() };
     let Brokers { orders, other } = brokers;
     let orders = Unsteady { broker: orders.publisher.clone(), delay: work.delay, failing: work.failing };
-    let settle = if work.once { Settle::Before } else { Settle::After };
+    let settle = match (work.once, work.exact) {
+        (true, _) => Settle::Before,
+        (_, true) => Settle::Together,
+        _ => Settle::After,
+    };
     let mut routes = vec![Route { retry: retry(), settle, ..Route::new("main", &[TOPIC], Arc::new(orders)) }];
     if let Some(other) = other {
         routes.push(Route::new("other", &[elsewhere::TOPIC], other.publisher.clone()));

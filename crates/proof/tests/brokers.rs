@@ -1,9 +1,12 @@
 //! From the application's transaction to the handler's effect through every broker, which is restarted meanwhile.
 
+mod stores;
+
 use std::path::Path;
 use std::time::Duration;
 
-use proof::scenario::{Restart, prove};
+use proof::scenario::{Exact, Restart, prove};
+use stores::{SQLITE, on};
 use testkit::servers;
 
 async fn survives(broker: &str, away: Duration, store: &str) {
@@ -15,6 +18,14 @@ async fn survives(broker: &str, away: Duration, store: &str) {
 #[tokio::test]
 async fn a_restart_of_kafka_loses_nothing_doubles_nothing_and_keeps_every_key_in_order() {
     survives("kafka", Duration::ZERO, &servers::url("postgres")).await;
+}
+
+on! { sqlite postgres:
+    async fn a_relay_that_dies_in_a_transaction_of_kafka_leaves_each_message_in_the_log_once(store: &str) {
+        let exact = Exact { crashes: 1, stops: 1, keys: 100 };
+        let figures = prove(&exact, Path::new(env!("CARGO_BIN_EXE_proof")), store).await;
+        eprintln!("{}", figures.expect("every promise is kept"));
+    }
 }
 
 #[tokio::test]

@@ -46,7 +46,7 @@ impl Appetites {
     /// Of `most` messages at most, for these channels.
     pub(crate) fn new(most: usize, channels: &[Settle]) -> Self {
         let appetite = |settle: &Settle| match settle {
-            Settle::After => Appetite::new(most),
+            Settle::After | Settle::Together => Appetite::new(most),
             Settle::Before => Appetite::new(most.min(MOST_AT_STAKE)),
         };
         Self { each: channels.iter().map(appetite).collect(), turns: 0 }

@@ -11,32 +11,57 @@ use store::{Batch, Lease, Seq, Settlement, Verdict};
 use crate::breaker::Destination;
 use crate::publish::{Load, Outcomes, loads};
 use crate::verdict::{Circumstances, judge};
-use crate::{Route, Shared};
+use crate::{Route, Shared, together};
 
 /// Batches of one channel.
 pub(crate) struct Delivery {
     shared: Arc<Shared>,
     batches: Vec<Batch>,
     outcomes: Outcomes,
+    /// In transactions of the broker.
+    together: bool,
 }
 
 impl Delivery {
     /// A delivery of `batches`. Messages whose outcome is known already are not sent.
-    pub(crate) fn new(shared: Arc<Shared>, batches: Vec<Batch>, outcomes: Outcomes) -> Self {
-        Self { shared, batches, outcomes }
+    pub(crate) fn new(shared: Arc<Shared>, batches: Vec<Batch>, outcomes: Outcomes, together: bool) -> Self {
+        Self { shared, batches, outcomes, together }
     }
 
     /// Publishes the batches whose lease stands and says what is to be written of each message.
     pub(crate) async fn run(mut self) -> Vec<Settlement> {
-        let route = |topic: &str| self.shared.routes.of(topic).cloned();
-        let loads = loads(&self.batches, route, &mut self.outcomes);
-        let alive = self.send(loads).await;
+        let alive = if self.together {
+            self.send_together().await
+        } else {
+            let route = |topic: &str| self.shared.routes.of(topic).cloned();
+            let loads = loads(&self.batches, route, &mut self.outcomes);
+            self.send(loads).await
+        };
         self.judge(alive)
+    }
+
+    /// Sends each batch in a transaction of its lane. Answers whether the broker confirmed anything.
+    async fn send_together(&mut self) -> bool {
+        let Self { shared, batches, outcomes, .. } = self;
+        let sending = batches.iter().map(|batch| together::send(shared, batch));
+        let mut alive = false;
+        for (b, done) in join_all(sending).await.into_iter().enumerate() {
+            for (m, outcome) in done.into_iter().enumerate() {
+                alive |= outcome == Outcome::Confirmed;
+                outcomes.set((b, m), outcome);
+            }
+        }
+        if let Some(way) = self.batches.first().and_then(|batch| batch.messages.first()).filter(|_| alive)
+            && let Some(way) = self.shared.routes.of(&way.message.topic)
+        {
+            self.shared.breakers.succeeded(&Destination::Broker(way.route.broker.clone()));
+        }
+        alive
     }
 
     /// Sends all loads side by side and tells the breakers. Answers whether the broker confirmed anything.
     async fn send(&mut self, loads: Vec<Load>) -> bool {
-        let Self { shared, batches, outcomes } = self;
+        let Self { shared, batches, outcomes, .. } = self;
         let (shared, batches) = (&*shared, &*batches);
         // Until when all leases of these batches certainly stand, if they do.
         let lease = || batches.iter().map(|batch| shared.leases.until(&batch.lease)).min().flatten();
@@ -59,7 +84,7 @@ impl Delivery {
 
     /// What is to be written of each message. `alive`: the broker confirmed something.
     fn judge(&mut self, alive: bool) -> Vec<Settlement> {
-        let Self { shared, batches, outcomes } = self;
+        let Self { shared, batches, outcomes, .. } = self;
         let mut failures = Failures::default();
         let mut topics: HashMap<&str, Topic<'_>> = HashMap::new();
         let settlements = batches

@@ -26,6 +26,7 @@ mod once;
 mod publish;
 mod route;
 mod suspects;
+mod together;
 mod train;
 mod verdict;
 
@@ -50,6 +51,7 @@ use leases::Leases;
 use once::Losses;
 use route::Routes;
 use suspects::Suspects;
+use together::Lines;
 
 /// Which groups must acknowledge a topic whose writer named none.
 pub type Groups = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
@@ -113,6 +115,7 @@ struct Shared {
     breakers: Breakers,
     suspects: Suspects,
     losses: Losses,
+    lines: Lines,
     leases: Leases,
     settings: Settings,
     instance: Instance,
@@ -155,6 +158,7 @@ impl Relay {
             breakers: Breakers::default(),
             suspects: Suspects::default(),
             losses: Losses::default(),
+            lines: Lines::default(),
             leases: Leases::default(),
             settings,
             instance,

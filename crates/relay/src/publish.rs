@@ -211,7 +211,7 @@ pub(crate) fn at(batches: &[Batch], place: Place) -> &Claimed {
     &batches[place.0].messages[place.1]
 }
 
-fn outgoing(claimed: &Claimed, format: &Format) -> Outgoing {
+pub(crate) fn outgoing(claimed: &Claimed, format: &Format) -> Outgoing {
     Outgoing {
         message: Arc::clone(&claimed.message),
         seq: claimed.seq,

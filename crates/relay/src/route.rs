@@ -15,6 +15,9 @@ pub enum Settle {
     /// Before the broker hears of it: it is never sent twice, and may be lost. Its publisher must not try again by
     /// itself, either.
     Before,
+    /// After the broker has committed it together with a note of it, by which whoever comes next knows what is in the log:
+    /// it is neither lost nor there twice. Its publisher must have transactions.
+    Together,
 }
 
 /// A way out for some topics.
@@ -97,7 +100,7 @@ pub(crate) struct Routes {
 impl Routes {
     pub(crate) fn new(routes: Vec<Route>) -> Self {
         let mut channels: Vec<(String, Settle)> = Vec::new();
-        for settle in [Settle::After, Settle::Before] {
+        for settle in [Settle::After, Settle::Before, Settle::Together] {
             for route in routes.iter().filter(|route| route.settle == settle) {
                 let channel = (route.broker.clone(), settle);
                 if !channels.contains(&channel) {

@@ -237,7 +237,8 @@ impl Train {
         for (channel, batches) in channels {
             self.away.insert(channel, batches.iter().map(|batch| batch.lease.lane).collect());
             let (began, shared) = (self.looked, self.shared.clone());
-            if shared.routes.channels()[channel] == Settle::Before {
+            let settle = shared.routes.channels()[channel];
+            if settle == Settle::Before {
                 self.deliveries.spawn(async move {
                     let sent = once::deliver(&shared, batches).await;
                     Arrived { channel, settlements: Vec::new(), sent, took: began.elapsed() }
@@ -248,7 +249,7 @@ impl Train {
             if let Some(locks) = &mut self.locks {
                 locks.take(&batches, &shared.routes, &shared.breakers, &mut outcomes).await;
             }
-            let delivery = Delivery::new(shared, batches, outcomes);
+            let delivery = Delivery::new(shared, batches, outcomes, settle == Settle::Together);
             self.deliveries.spawn(async move {
                 let settlements = delivery.run().await;
                 let verdicts = settlements.iter().flat_map(|settlement| &settlement.verdicts);

@@ -130,7 +130,8 @@ async fn what_is_not_confirmed_is_lost_and_counted_and_the_rest_of_its_key_still
     until("the losses", async || relay.status().losses.iter().any(|loss| loss.messages == 3)).await;
     let counts = store.counts().await.expect("counts");
     assert_eq!((counts.sent, counts.dead), (200, 0), "nothing is tried again");
-    let numbers: Vec<usize> = looking.seen().iter().map(|(text, _)| text.parse().expect("a number")).collect();
+    let numbers: Vec<usize> =
+        looking.seen().iter().map(|(text, _)| text.parse().expect("a number")).collect();
     for key in 0..10 {
         let of_key: Vec<usize> = numbers.iter().copied().filter(|n| n % 10 == key).collect();
         assert!(of_key.len() == 20 && of_key.is_sorted(), "each once, in order: {of_key:?}");
@@ -167,7 +168,11 @@ async fn whoever_sends_past_the_store_never_waits_and_what_is_not_taken_is_count
             }
         }
     }
-    assert!(started.elapsed() < Duration::from_secs(5), "nobody waits for the broker: {:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "nobody waits for the broker: {:?}",
+        started.elapsed()
+    );
     assert!(taken >= 10_000 && refused >= 1, "{taken} taken, {refused} not");
     assert_eq!(direct.losses()[0].messages, refused);
     looking.free.send_replace(true);

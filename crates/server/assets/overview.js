@@ -223,6 +223,29 @@ function state(word, label) {
   text("link-text", label);
 }
 
+/** What is promised changes only with the settings: it is asked for once. */
+async function contract() {
+  const answer = await fetch("/api/contract");
+  if (!answer.ok) return;
+  const { store, routes, consumers } = await answer.json();
+  const words = [
+    ["promises", "Promised"], ["mechanisms", "By"], ["loss", "Lost, or waiting for a person, when"],
+    ["duplicates", "Twice when"], ["needs", "Needed of the broker"],
+  ];
+  const part = (kind) => (told) => {
+    const lines = words.filter(([field]) => told[field].length).flatMap(([field, word]) =>
+      [element("dt", {}, word), ...told[field].map((line) => element("dd", {}, line))]);
+    const settings = Object.entries(told.settings).map(([name, value]) => `${name} = ${value}`).join(", ");
+    if (settings) lines.push(element("dt", {}, "Settings that matter"), element("dd", {}, settings));
+    return element("details", {},
+      element("summary", {},
+        element("span", { class: "topic" }, `${kind} ${told.name}`),
+        element("span", { class: "reason" }, told.semantics ?? told.promises[0] ?? "")),
+      element("div", { class: "letter" }, told.why ? element("p", {}, `Because: ${told.why}`) : null, element("dl", {}, ...lines)));
+  };
+  $("contract").replaceChildren(part("store")(store), ...routes.map(part("route")), ...consumers.map(part("group")));
+}
+
 let source = null;
 
 function follow() {
@@ -243,3 +266,4 @@ document.addEventListener("visibilitychange", () => {
 });
 
 follow();
+contract();

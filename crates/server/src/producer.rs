@@ -6,7 +6,7 @@ mod operate;
 
 use std::sync::Arc;
 
-use admin::Desk;
+use admin::{Contract, Desk};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -31,6 +31,8 @@ pub struct Producer {
     pub health: Health,
     /// What they have lost.
     pub lost: Lost,
+    /// What is promised.
+    pub contract: Arc<Contract>,
     /// Bytes of a request body at most.
     pub body_limit: usize,
     /// Names it may be called by, beside `localhost` and addresses.
@@ -79,6 +81,7 @@ pub fn producer(producer: Producer) -> Router {
         .routes(routes!(operate::health))
         .routes(routes!(operate::lanes, operate::set_lanes))
         .routes(routes!(operate::routes))
+        .routes(routes!(operate::contract))
         .routes(routes!(operate::holds))
         .routes(routes!(operate::audit))
         .routes(routes!(operate::counts))

@@ -11,7 +11,7 @@ use store::sqlite::SqliteStore;
 use store::{
     Acknowledged, Amend, Append, Appended, Arrival, Attempt, AuditEntry, Beat, Beaten, Claim, ClaimOrder,
     Counts, Edit, Error, Filter, Handled, Hold, Inbox, InboxCounts, InboxRules, Inspect, Instance, LaneView,
-    Lanes, Lease, NewMessage, Page, Paged, Parked, Processed, Receipt, Record, Reservation, Retention,
+    Lanes, Lease, NewMessage, Page, Paged, Parked, Processed, Receipt, Record, Reservation, Retention, Seq,
     Settlement, Store, Turn, Turned, Work,
 };
 use tempfile::TempDir;
@@ -69,6 +69,7 @@ delegate! { Inbox to inbox:
 }
 
 delegate! { Inspect to store:
+    unsent(seqs: &[Seq]) -> Result<Vec<Seq>, Error>;
     identity() -> Result<String, Error>;
     record(id: MessageId) -> Result<Option<Record>, Error>;
     list(filter: &Filter, page: Page) -> Result<Paged<Record>, Error>;

@@ -165,23 +165,26 @@ fn rule(topic: &str) -> TopicRule {
     TopicRule { take: if topic == "closed" { 0 } else { usize::MAX }, ..free(topic) }
 }
 
-/// The time of a turn that settles and claims, the middle one of many.
+/// The time of a turn that settles and claims, the best of many: whatever else the machine does, one of them is not
+/// disturbed.
 async fn turn_time(store: &Arc<MysqlStore>, relay: &Relay) -> Duration {
     const TURNS: usize = 15;
     const EACH: usize = 100;
     let message = |number: usize| Message::new("orders", "{}").key(number.to_string()).into();
     store.append((0..TURNS * EACH).map(message).collect()).await.unwrap();
     let mut settlements = Vec::new();
-    let mut times = Vec::new();
+    let mut best = Duration::MAX;
     loop {
         let order =
             ClaimOrder { leases: relay.held.clone(), limit: EACH, bytes: 1 << 20, rule: Arc::new(rule) };
-        let start = Instant::now();
+        let (settles, start) = (!settlements.is_empty(), Instant::now());
         let turn = store.turn(std::mem::take(&mut settlements), Some(order)).await.unwrap();
-        times.push(start.elapsed());
+        let took = start.elapsed();
         if turn.batches.is_empty() {
-            times.sort();
-            return times[times.len() / 2];
+            return best;
+        }
+        if settles {
+            best = best.min(took);
         }
         settlements = turn
             .batches

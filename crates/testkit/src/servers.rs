@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -142,7 +142,14 @@ impl Own {
     pub fn stall(&self) -> Stalled {
         let group = self.group();
         signal("STOP", group);
-        Stalled { group }
+        let stalled = Stalled { group };
+        // On a busy machine a thread may run on for a while, and answer.
+        let asked = Instant::now();
+        while !is_stopped(group) {
+            assert!(asked.elapsed() < Duration::from_secs(10), "{} does not stop", self.name);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stalled
     }
 
     /// Ends it as a crash does, with nothing put in order. [`stop`](Self::stop) and [`resume`](Self::resume) bring it back.
@@ -205,6 +212,22 @@ impl Drop for Stalled {
     fn drop(&mut self) {
         signal("CONT", self.group);
     }
+}
+
+/// Whether every thread of every process of the group has stopped.
+fn is_stopped(group: u64) -> bool {
+    let all =
+        |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let stat = |folder: &Path| std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
+    let of_group = |process: &PathBuf| {
+        // State, parent and group follow the name, which may hold anything.
+        let stat = stat(process);
+        stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(2)) == Some(&group.to_string())
+    };
+    let stopped = |thread: PathBuf| {
+        stat(&thread).rsplit(") ").next().is_none_or(|rest| !rest.starts_with(['R', 'S', 'D']))
+    };
+    all(Path::new("/proc")).filter(of_group).all(|process| all(&process.join("task")).all(stopped))
 }
 
 /// To the whole group: some servers are a shell that waits for the real one.

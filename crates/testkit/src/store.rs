@@ -241,6 +241,7 @@ macro_rules! store_cases {
             inspect::counts_agree_with_the_records => Miscounts;
             inspect::a_record_says_all_that_is_known => HidesErrors;
             inspect::a_store_has_an_identity_of_its_own => HasNoIdentity;
+            inspect::what_is_not_sent_is_told_and_nothing_else => TakesAllForSent;
 
             amend::what_the_transition_function_refuses_changes_nothing => AllowsAnything;
             amend::no_action_touches_a_message_in_an_open_batch => AmendsInFlight;

@@ -69,6 +69,36 @@ impl Line {
         Ok(Self { producer: Aside::new(producer), batch })
     }
 
+    /// A producer of transactions under this id: whoever had the id before can commit nothing any more.
+    pub(super) fn transactional(config: &Config, batch: usize, id: &str) -> KafkaResult<Self> {
+        let mut client = settings(config, batch);
+        // A gap ends the transaction, not the producer.
+        client.set("enable.gapless.guarantee", "false").set("transactional.id", id);
+        client.set("message.timeout.ms", millis(config.timeout * 2));
+        client.set("transaction.timeout.ms", millis(config.timeout * 2 + Duration::from_secs(5)));
+        let producer = client.create_with_context(Reports::default())?;
+        Ok(Self { producer: Aside::new(producer), batch })
+    }
+
+    /// The steps of a transaction, which wait for the network: not for a thread of the runtime.
+    pub(super) async fn step(
+        self: &Arc<Self>,
+        step: impl Fn(&ThreadedProducer<Reports>) -> KafkaResult<()> + Send + 'static,
+        until: Instant,
+    ) -> KafkaResult<()> {
+        let line = Arc::clone(self);
+        let stepped = tokio::task::spawn_blocking(move || {
+            loop {
+                match step(&line.producer) {
+                    Err(KafkaError::Transaction(error)) if error.is_retriable() && Instant::now() < until => {
+                    }
+                    stepped => return stepped,
+                }
+            }
+        });
+        stepped.await.unwrap_or(Err(KafkaError::Canceled))
+    }
+
     /// Hands a record over. While the queue is full, it waits for room.
     pub(super) async fn hand_over(&self, mut record: Record<'_>, until: Instant) -> Result<(), Code> {
         loop {
@@ -108,7 +138,7 @@ impl Line {
 
 /// Where the reports of a producer go.
 #[derive(Default)]
-struct Reports {
+pub(super) struct Reports {
     ear: Ear,
     dead: AtomicBool,
     died: Notify,

@@ -13,7 +13,7 @@ use super::producer::{Call, Line, Record, Report, largest};
 use super::topics::{Topic, Trouble};
 use super::{Broker, Config, EVENT, Inner, error};
 use crate::envelope::{self, CONTENT_TYPE, KEY, Wire};
-use crate::{Guarantees, Outcome, Outgoing, Publisher};
+use crate::{Guarantees, Outcome, Outgoing, Publisher, Transactions};
 
 /// Messages of one call at most: a tenth of what librdkafka queues.
 const MAX_BATCH: usize = 10_000;
@@ -46,6 +46,10 @@ impl Publisher for Broker {
         }
     }
 
+    fn transactions(&self) -> Option<Arc<dyn Transactions>> {
+        Some(Arc::new(self.clone()))
+    }
+
     fn once(&self) -> Option<Arc<dyn Publisher>> {
         let config = Config { once: true, ..self.inner.config.clone() };
         let inner = Inner { config, topics: Arc::clone(&self.inner.topics), line: Mutex::default() };
@@ -54,19 +58,7 @@ impl Publisher for Broker {
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
         let until = Instant::now() + self.inner.config.timeout;
-        let topics = self.inner.find_all(&batch, until).await;
-        let mut book = Book::new(&batch);
-        let mut ready = Vec::with_capacity(batch.len());
-        for (place, outgoing) in batch.iter().enumerate() {
-            if book.is_blocked(place) {
-                book.settle(place, Outcome::Held);
-                continue;
-            }
-            match self.inner.ready(outgoing, &topics[outgoing.message.topic.as_str()]) {
-                Ok(wire) => ready.push((place, wire)),
-                Err(outcome) => book.settle(place, outcome),
-            }
-        }
+        let (mut book, mut ready) = self.inner.prepare(&batch, until).await;
         let rounds = if self.inner.config.once { 1 } else { ROUNDS };
         for round in 1..=rounds {
             ready.retain(|(place, _)| book.is_open(*place));
@@ -89,8 +81,30 @@ struct Sent {
 }
 
 impl Inner {
-    fn topic(&self, name: &str) -> String {
+    pub(super) fn topic(&self, name: &str) -> String {
         format!("{}{name}", self.config.prefix)
+    }
+
+    /// What can be sent, and the outcomes of what cannot.
+    pub(super) async fn prepare<'a>(
+        &self,
+        batch: &'a [Outgoing],
+        until: Instant,
+    ) -> (Book<'a>, Vec<(usize, Wire<'a>)>) {
+        let topics = self.find_all(batch, until).await;
+        let mut book = Book::new(batch);
+        let mut ready = Vec::with_capacity(batch.len());
+        for (place, outgoing) in batch.iter().enumerate() {
+            if book.is_blocked(place) {
+                book.settle(place, Outcome::Held);
+                continue;
+            }
+            match self.ready(outgoing, &topics[outgoing.message.topic.as_str()]) {
+                Ok(wire) => ready.push((place, wire)),
+                Err(outcome) => book.settle(place, outcome),
+            }
+        }
+        (book, ready)
     }
 
     /// Every topic of the batch, once.
@@ -148,6 +162,24 @@ impl Inner {
             Err(said) => return Sent { reports: vec![Err(Code::QueueFull); ready.len()], said },
         };
         let call = Call::new(ready.len());
+        self.hand_over(&line, &call, batch, ready, until).await;
+        let good = line.finish(&call, until).await;
+        let said = line.said();
+        if !good {
+            self.discard(&line);
+        }
+        Sent { reports: call.reported(), said }
+    }
+
+    /// Hands everything that is ready to a producer. What it does not take is settled.
+    pub(super) async fn hand_over(
+        &self,
+        line: &Line,
+        call: &Arc<Call>,
+        batch: &[Outgoing],
+        ready: &[(usize, Wire<'_>)],
+        until: Instant,
+    ) {
         let mut failed = None;
         for (number, (place, wire)) in ready.iter().enumerate() {
             let message = &batch[*place].message;
@@ -170,12 +202,6 @@ impl Inner {
                 call.settle(number, Err(if of_line { Code::PurgeQueue } else { code }));
             }
         }
-        let good = line.finish(&call, until).await;
-        let said = line.said();
-        if !good {
-            self.discard(&line);
-        }
-        Sent { reports: call.reported(), said }
     }
 
     /// The producer in use, or another where it failed or batches have to be smaller now.
@@ -238,7 +264,7 @@ fn headers(wire: &Wire<'_>) -> OwnedHeaders {
 }
 
 /// The outcomes of a call as they come in, and where each key stopped.
-struct Book<'a> {
+pub(super) struct Book<'a> {
     batch: &'a [Outgoing],
     outcomes: Vec<Option<Outcome>>,
     stopped: HashMap<(&'a str, &'a str), usize>,
@@ -254,7 +280,7 @@ impl<'a> Book<'a> {
         Some((message.topic.as_str(), message.key.as_deref()?))
     }
 
-    fn settle(&mut self, place: usize, outcome: Outcome) {
+    pub(super) fn settle(&mut self, place: usize, outcome: Outcome) {
         if outcome != Outcome::Confirmed
             && let Some(lane) = self.lane(place)
         {
@@ -276,7 +302,7 @@ impl<'a> Book<'a> {
                 .is_some_and(|lane| self.stopped.get(&lane).is_some_and(|first| *first < place))
     }
 
-    fn close(self) -> Vec<Outcome> {
+    pub(super) fn close(self) -> Vec<Outcome> {
         let unknown = || Outcome::Unconfirmed { error: "Kafka gave no report of it".to_owned() };
         self.outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(unknown)).collect()
     }

@@ -82,6 +82,32 @@ impl Topics {
         Ok(topic)
     }
 
+    /// Looks up the topic of notes, in which only the last of each line matters; makes it if it is missing and may be made.
+    pub(super) async fn find_notes(&self, name: &str, until: Instant) -> Result<(), Trouble> {
+        if self.recall(name).is_some() {
+            return Ok(());
+        }
+        match (self.exists(name, until).await, self.made) {
+            (Ok(()), _) => {}
+            (Err(trouble), Some((_, copies))) if missing(trouble.code) => {
+                let topic = NewTopic::new(name, NOTES, TopicReplication::Fixed(copies))
+                    .set("cleanup.policy", "compact")
+                    .set("segment.bytes", "16777216")
+                    .set("min.cleanable.dirty.ratio", "0.1");
+                self.create(name, &topic, until).await?;
+            }
+            (Err(Trouble { code, text }), None) if missing(code) => {
+                let text =
+                    format!("{text}; it needs cleanup.policy=compact, and a partition for each lane is best");
+                return Err(Trouble { code, text });
+            }
+            (Err(trouble), _) => return Err(trouble),
+        }
+        let topic = self.describe(name, until).await;
+        self.known.write().expect("nobody panics while holding the map").insert(name.to_owned(), topic);
+        Ok(())
+    }
+
     /// To be looked up again: it may be gone, or changed.
     pub(super) fn forget(&self, name: &str) {
         self.known.write().expect("nobody panics while holding the map").remove(name);
@@ -131,8 +157,12 @@ impl Topics {
         if self.limit > USUAL_LIMIT {
             topic = topic.set("max.message.bytes", &limit);
         }
+        self.create(name, &topic, until).await
+    }
+
+    async fn create(&self, name: &str, topic: &NewTopic<'_>, until: Instant) -> Result<(), Trouble> {
         let options = AdminOptions::new().request_timeout(Some(rest(until)));
-        let made = self.admin.create_topics([&topic], &options).await;
+        let made = self.admin.create_topics([topic], &options).await;
         let failed = match made.map(|made| made.into_iter().next()) {
             Ok(None | Some(Ok(_))) => None,
             // Somebody was quicker.
@@ -143,7 +173,7 @@ impl Topics {
         if let Some(failed) = failed {
             return Err(self.trouble(name, &failed));
         }
-        tracing::info!(topic = name, partitions, "made a topic that was missing");
+        tracing::info!(topic = name, partitions = topic.num_partitions, "made a topic that was missing");
         // It is there when every server has heard of it.
         loop {
             match self.exists(name, until).await {
@@ -195,12 +225,15 @@ impl Topics {
     }
 }
 
+/// Partitions of the topic of notes: lanes that share one wait for each other's transactions when they are taken over.
+const NOTES: i32 = 64;
+
 /// Whether it is not there, or not yet.
 fn missing(code: Code) -> bool {
     matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable)
 }
 
 /// What is left of a time limit; librdkafka takes nothing at all for "do not wait".
-fn rest(until: Instant) -> Duration {
+pub(super) fn rest(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

@@ -10,7 +10,6 @@ use serde::Serialize;
 use super::arguments::{Advise, parse_answer};
 use super::failure::Failure;
 use super::output::Output;
-use crate::config::unkept;
 
 /// One question: its flag, where its answer is if it was given, what is asked, and what an answer means, as a reason.
 struct Question {
@@ -73,9 +72,6 @@ struct Advice {
     because: Vec<&'static str>,
     /// What it comes to.
     means: &'static str,
-    /// Why this version cannot promise that, if it cannot; the route promises the nearest that it can.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unkept: Option<&'static str>,
     /// To be put into the settings.
     route: String,
 }
@@ -91,9 +87,6 @@ pub(super) fn advise(given: &Advise, output: &mut Output) -> Result<(), Failure>
     output.answer(&advice, |output| {
         output.line(format!("{}: {}", advice.semantics, advice.means))?;
         output.line(format!("because {}", advice.because.join(", and ")))?;
-        if let Some(reason) = advice.unkept {
-            output.line(format!("It cannot be had yet: {reason}. The route below promises the nearest."))?;
-        }
         output.line(format!("\n{}", advice.route))
     })
 }
@@ -151,14 +144,12 @@ fn ask(question: &Question) -> Result<bool, Failure> {
 
 impl Advice {
     fn new(semantics: Semantics, because: Vec<&'static str>, topic: &str) -> Self {
-        let unkept = unkept(semantics);
-        let kept = unkept.map_or(semantics, |(_, nearest)| nearest);
         let table = |entries: &[(&str, toml::Value)]| {
             entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect::<toml::Table>()
         };
         let mut route = table(&[
             ("topics", toml::Value::Array(vec![topic.into()])),
-            ("semantics", kept.as_str().into()),
+            ("semantics", semantics.as_str().into()),
             ("why", because.join(", ").into()),
         ]);
         if because.contains(&IDEMPOTENT.yes) {
@@ -168,7 +159,7 @@ impl Advice {
             topic.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
         let routes = table(&[(name.as_str(), route.into())]);
         let route = toml::to_string(&table(&[("routes", routes.into())])).expect("plain data");
-        Self { semantics, because, means: means(semantics), unkept: unkept.map(|(why, _)| why), route }
+        Self { semantics, because, means: means(semantics), route }
     }
 }
 
@@ -221,14 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn the_route_that_is_advised_can_be_kept_whatever_was_wished() {
+    fn the_route_that_is_advised_promises_what_was_found() {
         for semantics in Semantics::ALL {
             let advice = Advice::new(semantics, vec!["it says \"so\""], "order.events");
             let route: toml::Table = advice.route.parse().expect("it is TOML");
             let route = &route["routes"]["order_events"];
-            let promised = route["semantics"].as_str().expect("a word").parse().expect("a semantics");
-            assert!(unkept(promised).is_none(), "{promised}");
-            assert_eq!(advice.unkept.is_some(), promised != semantics, "{semantics}");
+            assert_eq!(route["semantics"].as_str(), Some(semantics.as_str()));
             assert_eq!(route["why"].as_str(), Some("it says \"so\""));
         }
     }

@@ -4,130 +4,104 @@
 
 use std::collections::BTreeMap;
 
-use broker::Guarantees;
+use admin::{Contract, Part};
+use broker::{Connected, Guarantees};
 use message::{OnDead, Order, Semantics};
-use serde::Serialize;
 
 use super::failure::Failure;
 use super::output::Output;
 use super::{backend, world};
 use crate::config::{self, Config, Consumer, Dedup, Handler, Place, Route, duration_text};
 
-/// The whole of it.
-#[derive(Debug, Serialize)]
-struct Contract {
-    store: Part,
-    routes: Vec<Part>,
-    consumers: Vec<Part>,
-}
-
-/// What holds of one thing.
-#[derive(Debug, Default, Serialize)]
-struct Part {
-    name: String,
-    /// The word in the configuration.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    semantics: Option<Semantics>,
-    /// Why that was chosen.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    why: Option<String>,
-    /// What can be relied on.
-    promises: Vec<String>,
-    /// How that is done.
-    mechanisms: Vec<String>,
-    /// When a message can be lost, or needs a person.
-    loss: Vec<String>,
-    /// When it can come or be done twice.
-    duplicates: Vec<String>,
-    /// The settings that all this hangs on.
-    settings: BTreeMap<String, String>,
-    /// How the broker itself must be set up.
-    needs: Vec<String>,
-}
-
 /// Prints what is promised.
 pub(super) async fn show(config: &Config, markdown: bool, output: &mut Output) -> Result<(), Failure> {
     backend::exists(config)?;
     let brokers = world::brokers(config)?;
+    let contract = draw_up(config, &brokers, backend::open(config).await?.promises);
+    output.answer(&contract, |output| match markdown {
+        true => parts(&contract).try_for_each(|(kind, part)| print_markdown(part, kind, output)),
+        false => parts(&contract).try_for_each(|(kind, part)| print_text(part, kind, output)),
+    })
+}
+
+/// What is promised by a store that promises this, and by these brokers.
+pub(super) fn draw_up(
+    config: &Config,
+    brokers: &BTreeMap<String, Connected>,
+    promises: Vec<String>,
+) -> Contract {
     let guarantees = |name: &str| brokers.get(name).map(|broker| broker.publisher.guarantees());
-    let promises = backend::open(config).await?.promises;
-    let contract = Contract {
+    let transacts =
+        |name: &str| brokers.get(name).is_some_and(|broker| broker.publisher.transactions().is_some());
+    Contract {
         store: Part { name: backend::name(config), promises, ..Part::default() },
         routes: config
             .routes
             .iter()
-            .map(|(name, route)| of_route(name, route, guarantees(&route.broker)))
+            .map(|(name, route)| of_route(name, route, guarantees(&route.broker), transacts(&route.broker)))
             .collect(),
         consumers: config
             .consumers
             .iter()
             .map(|(name, group)| of_group(config, name, group, guarantees(&group.broker)))
             .collect(),
-    };
-    output.answer(&contract, |output| match markdown {
-        true => contract.parts().try_for_each(|(kind, part)| part.markdown(kind, output)),
-        false => contract.parts().try_for_each(|(kind, part)| part.text(kind, output)),
+    }
+}
+
+fn parts(contract: &Contract) -> impl Iterator<Item = (&'static str, &Part)> {
+    let routes = contract.routes.iter().map(|part| ("Route", part));
+    let groups = contract.consumers.iter().map(|part| ("Group", part));
+    std::iter::once(("Store", &contract.store)).chain(routes).chain(groups)
+}
+
+/// Everything but the name, each kind of sentence under its word.
+fn sections(part: &Part) -> Vec<(&'static str, Vec<String>)> {
+    let settings = part.settings.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    let all = [
+        ("promise", part.promises.clone()),
+        ("by", part.mechanisms.clone()),
+        ("lost", part.loss.clone()),
+        ("twice", part.duplicates.clone()),
+        ("settings", settings),
+        ("needs", part.needs.clone()),
+    ];
+    all.into_iter().filter(|(_, lines)| !lines.is_empty()).collect()
+}
+
+/// The word for what is promised, and the reason for it.
+fn choice(part: &Part) -> Option<String> {
+    let semantics = part.semantics?;
+    Some(match &part.why {
+        Some(why) => format!("{semantics}, because: {why}"),
+        None => semantics.to_string(),
     })
 }
 
-impl Contract {
-    fn parts(&self) -> impl Iterator<Item = (&'static str, &Part)> {
-        let routes = self.routes.iter().map(|part| ("Route", part));
-        let groups = self.consumers.iter().map(|part| ("Group", part));
-        std::iter::once(("Store", &self.store)).chain(routes).chain(groups)
+fn print_text(part: &Part, kind: &str, output: &mut Output) -> Result<(), Failure> {
+    output.line(format!("{} {}", kind.to_uppercase(), part.name))?;
+    if let Some(choice) = choice(part) {
+        output.line(format!("  {choice}"))?;
     }
+    for (word, lines) in sections(part) {
+        for (number, line) in lines.iter().enumerate() {
+            let word = if number == 0 { word } else { "" };
+            output.line(format!("  {word:<9} {line}"))?;
+        }
+    }
+    output.line("")
 }
 
-impl Part {
-    /// Everything but the name, each kind of sentence under its word.
-    fn sections(&self) -> Vec<(&'static str, Vec<String>)> {
-        let settings = self.settings.iter().map(|(name, value)| format!("{name} = {value}")).collect();
-        let all = [
-            ("promise", self.promises.clone()),
-            ("by", self.mechanisms.clone()),
-            ("lost", self.loss.clone()),
-            ("twice", self.duplicates.clone()),
-            ("settings", settings),
-            ("needs", self.needs.clone()),
-        ];
-        all.into_iter().filter(|(_, lines)| !lines.is_empty()).collect()
+fn print_markdown(part: &Part, kind: &str, output: &mut Output) -> Result<(), Failure> {
+    output.line(format!("## {kind} `{}`\n", part.name))?;
+    if let Some(choice) = choice(part) {
+        output.line(format!("**{choice}**\n"))?;
     }
-
-    /// The word for what is promised, and the reason for it.
-    fn choice(&self) -> Option<String> {
-        let semantics = self.semantics?;
-        Some(match &self.why {
-            Some(why) => format!("{semantics}, because: {why}"),
-            None => semantics.to_string(),
-        })
+    for (word, lines) in sections(part) {
+        output.line(format!("{}:\n", heading(word)))?;
+        lines.iter().try_for_each(|line| output.line(format!("- {line}")))?;
+        output.line("")?;
     }
-
-    fn text(&self, kind: &str, output: &mut Output) -> Result<(), Failure> {
-        output.line(format!("{} {}", kind.to_uppercase(), self.name))?;
-        if let Some(choice) = self.choice() {
-            output.line(format!("  {choice}"))?;
-        }
-        for (word, lines) in self.sections() {
-            for (number, line) in lines.iter().enumerate() {
-                let word = if number == 0 { word } else { "" };
-                output.line(format!("  {word:<9} {line}"))?;
-            }
-        }
-        output.line("")
-    }
-
-    fn markdown(&self, kind: &str, output: &mut Output) -> Result<(), Failure> {
-        output.line(format!("## {kind} `{}`\n", self.name))?;
-        if let Some(choice) = self.choice() {
-            output.line(format!("**{choice}**\n"))?;
-        }
-        for (word, lines) in self.sections() {
-            output.line(format!("{}:\n", heading(word)))?;
-            lines.iter().try_for_each(|line| output.line(format!("- {line}")))?;
-            output.line("")?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// The word as a line of its own.
@@ -142,9 +116,23 @@ fn heading(word: &str) -> &'static str {
     }
 }
 
-fn of_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Part {
+fn of_route(name: &str, route: &Route, broker: Option<Guarantees>, transacts: bool) -> Part {
     if route.semantics.sends_again() {
-        of_stored_route(name, route, broker)
+        let mut part = of_stored_route(name, route, broker);
+        if route.semantics == Semantics::ExactlyOnce && transacts {
+            part.promises.push("it is in the log once, for whoever reads what is committed.".to_owned());
+            part.mechanisms.push(
+                "a batch and a note of it are one transaction; who takes a lane over fences its former owner and reads the \
+                 note."
+                    .to_owned(),
+            );
+            part.duplicates = vec![
+                "somebody reads what is not committed (isolation.level=read_uncommitted).".to_owned(),
+                "a person requeues it, or the number of lanes changes while a relay that died has left messages in flight."
+                    .to_owned(),
+            ];
+        }
+        part
     } else {
         of_fleeting_route(name, route, broker)
     }

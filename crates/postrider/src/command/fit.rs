@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 
 use broker::{Connected, Guarantees};
-use message::Order;
+use message::{Order, Semantics};
 
 use super::failure::Failure;
-use crate::config::Config;
+use crate::config::{Config, Route, duration_text};
 
 /// Refuses what no broker of the configuration can do; everything at once.
 pub(super) fn check(config: &Config, brokers: &BTreeMap<String, Connected>) -> Result<(), Failure> {
     let able = brokers.iter().map(|(name, broker)| {
-        let able = Able { guarantees: broker.publisher.guarantees(), receives: broker.subscriber.is_some() };
+        let able = Able {
+            guarantees: broker.publisher.guarantees(),
+            transacts: broker.publisher.transactions().is_some(),
+            receives: broker.subscriber.is_some(),
+        };
         (name.as_str(), able)
     });
     let misfits = misfits(config, &able.collect());
@@ -21,13 +25,38 @@ pub(super) fn check(config: &Config, brokers: &BTreeMap<String, Connected>) -> R
 /// What a broker can do.
 struct Able {
     guarantees: Guarantees,
+    transacts: bool,
     receives: bool,
+}
+
+/// Why exactly once cannot be had of a broker.
+fn not_exactly_once(route: &Route, able: &Able) -> Option<String> {
+    let horizon = route.retry.give_up_after;
+    match able.guarantees.deduplication {
+        _ if able.transacts => None,
+        Some(window) if window >= horizon => None,
+        Some(window) => Some(format!(
+            "it recognises a message for {} only, and one may be sent again for {} (retry.give_up_after)",
+            duration_text(window),
+            duration_text(horizon)
+        )),
+        None => Some("it has no transactions and recognises no message that is sent twice".to_owned()),
+    }
 }
 
 fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
     let mut misfits = Vec::new();
     for (name, route) in &config.routes {
-        let Some(Able { guarantees, .. }) = brokers.get(route.broker.as_str()) else { continue };
+        let Some(able @ Able { guarantees, .. }) = brokers.get(route.broker.as_str()) else { continue };
+        if route.semantics == Semantics::ExactlyOnce
+            && let Some(reason) = not_exactly_once(route, able)
+        {
+            misfits.push(format!(
+                "routes.{name}.semantics: exactly-once cannot be had of `{}`: {reason}; the nearest that can is \
+                 \"effectively-once\"",
+                route.broker
+            ));
+        }
         if route.order == Order::Key && !guarantees.key_order {
             misfits.push(format!(
                 "routes.{name}.order: `{}` does not keep the order of keys; say order = \"none\" if that is good enough, or \
@@ -38,7 +67,7 @@ fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
     }
     let mut heard: BTreeMap<(&str, &str), &str> = BTreeMap::new();
     for (name, consumer) in &config.consumers {
-        let Some(Able { guarantees, receives }) = brokers.get(consumer.broker.as_str()) else { continue };
+        let Some(Able { guarantees, receives, .. }) = brokers.get(consumer.broker.as_str()) else { continue };
         if !receives {
             misfits.push(format!(
                 "consumers.{name}.broker: nothing can be received from `{}`, it only takes messages; whoever is there \
@@ -70,6 +99,8 @@ fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::config;
 
@@ -86,7 +117,30 @@ mod tests {
             durability: "",
             needs: &[],
         };
-        BTreeMap::from([("queue", Able { guarantees, receives })])
+        BTreeMap::from([("queue", Able { guarantees, transacts: false, receives })])
+    }
+
+    #[test]
+    fn exactly_once_is_refused_of_a_broker_that_cannot_keep_it_with_the_reason_and_the_nearest() {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a file");
+        let settings = "[brokers.queue]\nurl = \"embedded://\"\n[routes.all]\ntopics = [\"*\"]\norder = \"none\"\n\
+             semantics = \"exactly-once\"\n[consumers]\n";
+        std::fs::write(file.path(), settings).expect("it can be written");
+        let config = config::load(Some(file.path()), std::iter::empty()).expect("it is well written").config;
+        let refused = |change: fn(&mut Able)| {
+            let mut brokers = queue(true);
+            brokers.values_mut().for_each(change);
+            misfits(&config, &brokers)
+        };
+        let found = refused(|_| {});
+        assert!(found.len() == 1 && found[0].contains("no transactions"), "{found:?}");
+        assert!(found[0].contains("\"effectively-once\""), "{found:?}");
+        let found = refused(|able| able.guarantees.deduplication = Some(Duration::from_secs(120)));
+        assert!(found.len() == 1 && found[0].contains("for 2m only"), "{found:?}");
+        assert!(
+            refused(|able| able.guarantees.deduplication = Some(Duration::from_secs(7 * 86_400))).is_empty()
+        );
+        assert!(refused(|able| able.transacts = true).is_empty());
     }
 
     #[test]

@@ -24,7 +24,7 @@ use self::signals::Signals;
 use super::arguments::{Part, Serve};
 use super::failure::{Exit, Failure};
 use super::output::Output;
-use super::{backend, inboxes, world};
+use super::{backend, contract, inboxes, world};
 use crate::config::{Config, Loaded};
 
 /// How often records that have passed their retention are removed.
@@ -43,7 +43,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
 
     let producer = listen(runs(Part::Producer), config.producer.listen, "producer").await?;
     let consumer = listen(runs(Part::Consumer), config.consumer.listen, "consumer").await?;
-    let store = backend::open(&config).await?.store;
+    let backend::Opened { store, promises } = backend::open(&config).await?;
     let inboxes = inboxes::open(&config, &store).await?;
     let past_the_store = config.routes.values().any(|route| route.semantics.bypasses_store());
     let needed = runs(Part::Relay) || runs(Part::Consumer) || past_the_store;
@@ -72,7 +72,8 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     banner::print(&running, output)?;
 
     if let Some(listener) = producer {
-        let router = server::producer(parts::producer_api(&config, desk.clone(), &pulse));
+        let contract = contract::draw_up(&config, &brokers, promises);
+        let router = server::producer(parts::producer_api(&config, desk.clone(), &pulse, contract));
         parts.listeners.push(run_listener(listener, router, stopped.clone()));
     }
     if let Some(listener) = consumer {

@@ -14,17 +14,7 @@ use super::tree::Origin;
 use super::units::duration_text;
 use super::{Complaint, Config, Consumer, Dedup, Handler, Place, Route};
 
-/// Why a promise cannot be kept here, and the nearest that can; nothing where it can.
-pub(crate) fn unkept(semantics: Semantics) -> Option<(&'static str, Semantics)> {
-    match semantics {
-        Semantics::ExactlyOnce => {
-            Some(("this version sends in no broker's transaction", Semantics::EffectivelyOnce))
-        }
-        _ => None,
-    }
-}
-
-/// The same for a group.
+/// Why a group cannot keep a promise, and the nearest that it can; nothing where it can.
 fn unkept_by_group(semantics: Semantics) -> Option<(&'static str, Semantics)> {
     match semantics {
         Semantics::None | Semantics::BestEffort => {
@@ -156,7 +146,6 @@ impl Checker<'_> {
         let section = format!("routes.{name}");
         self.broker(&section, &route.broker);
         self.retry(&section, &route.retry);
-        self.promise(&section, route.semantics, unkept(route.semantics));
         if !route.semantics.sends_again() && route.retry != message::RetryPolicy::default() {
             self.warn(
                 &format!("{section}.retry"),
@@ -164,15 +153,6 @@ impl Checker<'_> {
                     "a route that promises {} sends a message once: these settings do nothing",
                     route.semantics
                 ),
-            );
-        }
-    }
-
-    fn promise(&mut self, section: &str, semantics: Semantics, unkept: Option<(&str, Semantics)>) {
-        if let Some((reason, instead)) = unkept {
-            self.refuse(
-                &format!("{section}.semantics"),
-                format!("{semantics} cannot be had here: {reason}; the nearest that can is \"{instead}\""),
             );
         }
     }
@@ -190,7 +170,13 @@ impl Checker<'_> {
         let section = format!("consumers.{name}");
         self.broker(&section, &consumer.broker);
         self.retry(&section, &consumer.retry);
-        self.promise(&section, consumer.semantics, unkept_by_group(consumer.semantics));
+        if let Some((reason, instead)) = unkept_by_group(consumer.semantics) {
+            let semantics = consumer.semantics;
+            self.refuse(
+                &format!("{section}.semantics"),
+                format!("{semantics} cannot be had here: {reason}; the nearest that can is \"{instead}\""),
+            );
+        }
         for topic in &consumer.topics {
             let Some((route_name, route)) = self.config.route_of(topic) else {
                 self.warn(

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use store::{Filter, Page, Paged, Store};
 use testkit::servers::Own;
 
-use super::Scenario;
+use super::{Scenario, blocking};
 use crate::elsewhere::{self, Watched};
 use crate::ground::Ground;
 use crate::nemesis::{Nemesis, Worker};
@@ -177,9 +177,4 @@ async fn attempts(store: &dyn Store) -> Result<u64> {
         let Some(next) = next else { return Ok(spent) };
         page.after = Some(next);
     }
-}
-
-/// Servers are started and stopped by a program that is waited for.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    Ok(tokio::task::spawn_blocking(work).await?)
 }

@@ -1,8 +1,8 @@
 //! What an operator watches: lanes, routes, held keys, the audit, counts and health.
 
 use admin::{
-    AuditView, ConsumerView, CountsView, HoldView, LanesAnswer, LanesRequest, LanesView, PageRequest,
-    PageView, RouteView,
+    AuditView, ConsumerView, Contract, CountsView, HoldView, LanesAnswer, LanesRequest, LanesView,
+    PageRequest, PageView, RouteView,
 };
 use axum::Json;
 use axum::extract::{Request, State};
@@ -66,6 +66,15 @@ pub(super) async fn set_lanes(State(app): App, request: Request) -> Result<Json<
 pub(super) async fn routes(State(app): App) -> Json<RoutesView> {
     let topology = app.desk.topology();
     Json(RoutesView { routes: topology.routes.clone(), consumers: topology.consumers.clone() })
+}
+
+/// What is promised for each route and each group, by what, and what remains.
+#[utoipa::path(
+    get, path = "/api/contract", tag = "operation",
+    responses((status = 200, description = "What is promised", body = Contract), Problems)
+)]
+pub(super) async fn contract(State(app): App) -> Json<Contract> {
+    Json((*app.contract).clone())
 }
 
 /// Keys whose messages wait behind another.

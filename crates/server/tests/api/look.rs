@@ -129,6 +129,16 @@ async fn lanes_can_be_seen_and_their_number_asked_for() {
 }
 
 #[tokio::test]
+async fn what_is_promised_is_answered_for_each_route() {
+    let contract = Service::start().get("/api/contract").await.json();
+    assert_eq!(contract["routes"][0]["name"], "default");
+    assert_eq!(contract["routes"][0]["semantics"], "effectively-once");
+    assert!(
+        contract["routes"][0]["promises"][0].as_str().is_some_and(|text| text.contains("stays in the store"))
+    );
+}
+
+#[tokio::test]
 async fn routes_and_consumers_are_shown_as_configured() {
     let routes = Service::start().get("/api/routes").await.json();
     assert_eq!(routes["routes"][0]["topics"], json!(["*-events"]));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use admin::{ConsumerView, Desk, RouteView, Topology};
+use admin::{ConsumerView, Contract, Desk, Part, RouteView, Topology};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
@@ -79,6 +79,7 @@ impl Service {
                 desk: Arc::clone(&desk),
                 health: Arc::clone(&health),
                 lost: Arc::new(|| vec![("fleeting".to_owned(), 3)]),
+                contract: Arc::new(contract()),
                 body_limit: BODY_LIMIT,
                 hosts: Hosts::default(),
             }),
@@ -218,6 +219,16 @@ pub(crate) fn json(method: Method, path: &str, body: impl Into<Body>) -> Request
     let mut request = request(method, path, body);
     request.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
     request
+}
+
+fn contract() -> Contract {
+    let route = Part {
+        name: "default".into(),
+        semantics: Some(Semantics::EffectivelyOnce),
+        promises: vec!["a message stays in the store until `main` has confirmed it.".into()],
+        ..Part::default()
+    };
+    Contract { routes: vec![route], ..Contract::default() }
 }
 
 fn topology() -> Topology {

@@ -183,6 +183,7 @@ impl Latency {
 /// 2. A message in an open batch is InFlight in every answer.
 /// 3. `counts` agrees with the records whenever nothing is changing them.
 /// 4. A store's identity is made with it, is the same for everybody who opens it, and is no other store's.
+/// 5. `unsent` answers, of the messages it is asked for, those that are kept and not Sent, in the order of writing.
 #[async_trait]
 pub trait Inspect: Send + Sync {
     /// One message.
@@ -193,6 +194,9 @@ pub trait Inspect: Send + Sync {
 
     /// The tries in vain of a message, oldest first.
     async fn attempts(&self, id: MessageId) -> Result<Vec<Attempt>, Error>;
+
+    /// Those of these messages that are kept here and not Sent.
+    async fn unsent(&self, seqs: &[Seq]) -> Result<Vec<Seq>, Error>;
 
     /// A name that no other store has, for what is remembered of this one elsewhere.
     async fn identity(&self) -> Result<String, Error>;

@@ -16,6 +16,7 @@ use crate::column::{between, time, word};
 use crate::tally::Wait;
 use crate::{
     Acknowledgement, Attempt, AuditEntry, Counts, Error, Filter, Hold, Inspect, Latency, Page, Paged, Record,
+    Seq,
 };
 
 /// Rows that one call to list looks at, whatever it is looking for, and how many it reads at a time.
@@ -84,6 +85,24 @@ impl Inspect for MysqlStore {
                 Ok(Attempt { at: time(row.millis(0)?), outcome: row.text(1)?, error: row.text(2)? })
             };
             rows.into_iter().map(attempt).collect()
+        })
+        .await
+    }
+
+    async fn unsent(&self, seqs: &[Seq]) -> Result<Vec<Seq>, Error> {
+        if seqs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let seqs = Arc::new(numbers(seqs));
+        self.run(move |store| {
+            let seqs = Arc::clone(&seqs);
+            async move {
+                let sql = format!(
+                    "SELECT seq FROM outbox_events FORCE INDEX (PRIMARY) WHERE seq IN ({seqs}) AND status <> 'sent' ORDER BY seq"
+                );
+                let mut connection = store.connection().await?;
+                Ok(connection.query(sql).await?)
+            }
         })
         .await
     }

@@ -18,6 +18,7 @@ use super::row::{MESSAGE_COLUMNS, between, groups, limit, message, message_colum
 use crate::tally::Wait;
 use crate::{
     Acknowledgement, Attempt, AuditEntry, Counts, Error, Filter, Hold, Inspect, Latency, Page, Paged, Record,
+    Seq,
 };
 
 /// Rows that one call to list looks at, whatever it is looking for.
@@ -54,6 +55,12 @@ impl Inspect for PostgresStore {
             .first()
             .ok_or_else(|| Error::Broken("the store's id is missing from its settings".to_owned()))?;
         Ok(row.try_get(0).map_err(Trouble::from)?)
+    }
+
+    async fn unsent(&self, seqs: &[Seq]) -> Result<Vec<Seq>, Error> {
+        let sql = "SELECT seq FROM outbox_events WHERE seq = ANY ($1) AND status <> 'sent' ORDER BY seq";
+        let rows = self.read(sql, &[(&seqs, Type::INT8_ARRAY)]).await?;
+        Ok(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(Trouble::from)?)
     }
 
     async fn record(&self, id: MessageId) -> Result<Option<Record>, Error> {

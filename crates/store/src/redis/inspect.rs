@@ -13,15 +13,20 @@ use crate::column::{groups, time};
 use crate::tally::Wait;
 use crate::{
     Acknowledgement, Attempt, AuditEntry, Counts, Error, Filter, Hold, Inspect, Latency, Page, Paged, Record,
+    Seq,
 };
 
 /// Records that one call to list looks at, whatever it is looking for, and those that one script does.
 const LOOK: usize = 10_000;
 const STEP: usize = 500;
 
+/// Messages that a script is asked for at once: it stops the whole server for a while.
+const ASKED: usize = 1_000;
+
 script!(RECORD: "prelude.lua", "inspect.lua", "record.lua");
 script!(LIST: "prelude.lua", "inspect.lua", "list.lua");
 script!(ATTEMPTS: "prelude.lua", "attempts.lua");
+script!(UNSENT_OF: "prelude.lua", "unsent.lua");
 script!(COUNTS: "prelude.lua", "counts.lua");
 
 #[async_trait]
@@ -78,6 +83,24 @@ impl Inspect for RedisStore {
         let mut call = self.script(&ATTEMPTS);
         call.arg(id.to_string());
         self.read(&call).await?.map(|entry| attempt(&Reader::from(entry).text()?)).collect()
+    }
+
+    async fn unsent(&self, seqs: &[Seq]) -> Result<Vec<Seq>, Error> {
+        let mut unsent = Vec::new();
+        for some in seqs.chunks(ASKED) {
+            let mut call = self.script(&UNSENT_OF);
+            for seq in some {
+                call.arg(seq);
+            }
+            unsent.extend(
+                self.read(&call)
+                    .await?
+                    .map(|seq| Reader::from(seq).number())
+                    .collect::<Result<Vec<_>, _>>()?,
+            );
+        }
+        unsent.sort_unstable();
+        Ok(unsent)
     }
 
     async fn identity(&self) -> Result<String, Error> {

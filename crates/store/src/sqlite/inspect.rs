@@ -13,6 +13,7 @@ use crate::column::{between, time};
 use crate::tally::Wait;
 use crate::{
     Acknowledgement, Attempt, AuditEntry, Counts, Error, Filter, Hold, Inspect, Latency, Page, Paged, Record,
+    Seq,
 };
 
 /// Rows that one call to list looks at, whatever it is looking for.
@@ -51,6 +52,19 @@ impl Inspect for SqliteStore {
                     Ok(Attempt { at: time(row.get(0)?), outcome: row.get(1)?, error: row.get(2)? })
                 })?;
                 Ok(attempts.collect::<Result<_, _>>()?)
+            })
+            .await
+    }
+
+    async fn unsent(&self, seqs: &[Seq]) -> Result<Vec<Seq>, Error> {
+        let seqs = serde_json::to_string(seqs).expect("numbers are JSON");
+        self.file
+            .read(move |connection| {
+                let mut statement = connection.prepare_cached(
+                    "SELECT seq FROM outbox_events WHERE seq IN (SELECT value FROM json_each(?1)) AND status <> 'sent'
+                     ORDER BY seq",
+                )?;
+                Ok(statement.query_map([seqs], |row| row.get(0))?.collect::<Result<_, _>>()?)
             })
             .await
     }

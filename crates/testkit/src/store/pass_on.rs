@@ -41,6 +41,7 @@ macro_rules! pass_on {
             fn record(id: message::MessageId) -> Option<store::Record>;
             fn list(filter: &store::Filter, page: store::Page) -> store::Paged<store::Record>;
             fn attempts(id: message::MessageId) -> Vec<store::Attempt>;
+            fn unsent(seqs: &[store::Seq]) -> Vec<store::Seq>;
             fn identity() -> String;
             fn counts() -> store::Counts;
             fn holds(limit: usize) -> Vec<store::Hold>;

@@ -102,6 +102,8 @@ pub enum Sabotage {
     ChecksNothing,
     /// Is named like every other store.
     HasNoIdentity,
+    /// Says of no message that it is not Sent.
+    TakesAllForSent,
     /// After one `Unavailable` the others are done nevertheless.
     TriesTheRest,
     /// A reserved message is reserved again.

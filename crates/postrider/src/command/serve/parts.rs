@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use admin::Desk;
+use admin::{Contract, Desk};
 use broker::{Connected, Publisher, Subscriber};
 use inbox::{Acknowledge, CommandHandler, Group, HttpHandler};
 use message::{Message, OnDead, Order, Semantics};
@@ -105,7 +105,11 @@ fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Seman
                 Arc::clone(once.entry(&route.broker).or_insert_with(|| publisher.once().unwrap_or(publisher)))
             }
         };
-        let settle = if again { relay::Settle::After } else { relay::Settle::Before };
+        let settle = match route.semantics {
+            _ if !again => relay::Settle::Before,
+            Semantics::ExactlyOnce if publisher.transactions().is_some() => relay::Settle::Together,
+            _ => relay::Settle::After,
+        };
         let route_of = relay::Route {
             name: name.clone(),
             topics: route.topics.clone(),
@@ -250,11 +254,17 @@ async fn check(group: &str, store: &dyn Inbox, work: Work) -> Result<(), Failure
 }
 
 /// What the producer's listener needs.
-pub(super) fn producer_api(config: &Config, desk: Arc<Desk>, pulse: &Pulse) -> server::Producer {
+pub(super) fn producer_api(
+    config: &Config,
+    desk: Arc<Desk>,
+    pulse: &Pulse,
+    contract: Contract,
+) -> server::Producer {
     server::Producer {
         desk,
         health: pulse.of_producer(),
         lost: pulse.lost_by_routes(),
+        contract: Arc::new(contract),
         body_limit: config.producer.body_limit,
         hosts: server::Hosts::default(),
     }

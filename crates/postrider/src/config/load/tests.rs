@@ -124,10 +124,6 @@ fn what_cannot_work_is_refused_with_what_can() {
             "there is no broker `mian`; did you mean `main`?",
         ),
         (
-            "[routes.a]\ntopics = [\"*\"]\nsemantics = \"exactly-once\"",
-            "the nearest that can is \"effectively-once\"",
-        ),
-        (
             "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"best-effort\"",
             "the nearest that can is \"at-most-once\"",
         ),

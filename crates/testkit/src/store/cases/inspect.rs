@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use message::{Message, Status};
-use store::{Filter, NewMessage, Page, Verdict};
+use store::{Claimed, Filter, NewMessage, Page, Verdict};
 
 use super::{ALL, HOUR, ids, record, write};
 use crate::store::{Relay, World, dead, failed, holding, sent};
@@ -176,6 +176,30 @@ pub async fn a_record_says_all_that_is_known(world: World) {
     assert_eq!(found.ack_groups, Some(vec!["billing".to_owned()]));
     assert_eq!(found.acknowledgements[0].group, "billing");
     assert!(store.record(message::MessageId::new()).await.expect("an answer").is_none());
+}
+
+/// Inspect 5: of the messages asked for, those that are kept and not Sent.
+pub async fn what_is_not_sent_is_told_and_nothing_else(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await;
+    let store = &relay.store;
+    write(store, "orders", &["a", "b", "c", "d"]).await;
+    let batches = relay.claim(4).await;
+    let mut seqs: Vec<_> =
+        batches.iter().flat_map(|batch| &batch.messages).map(|claimed| claimed.seq).collect();
+    seqs.sort_unstable();
+    assert_eq!(store.unsent(&seqs).await.expect("an answer"), seqs, "in flight is not sent");
+    for batch in &batches {
+        let verdict = |claimed: &Claimed| match seqs.iter().position(|known| *known == claimed.seq) {
+            Some(0) => sent(),
+            Some(1) => failed(HOUR, false),
+            Some(2) => dead(false),
+            _ => Verdict::Released { error: None },
+        };
+        relay.settle(batch, verdict).await;
+    }
+    let asked = [&seqs[..], &[seqs[3] + 1_000]].concat();
+    assert_eq!(store.unsent(&asked).await.expect("an answer"), seqs[1..], "and what nobody wrote is nothing");
+    assert!(store.unsent(&[]).await.expect("an answer").is_empty());
 }
 
 /// Inspect 4: what others remember of a store must not be taken for another's.

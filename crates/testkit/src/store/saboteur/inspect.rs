@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use message::MessageId;
-use store::{Attempt, AuditEntry, Counts, Error, Filter, Hold, Inspect, Page, Paged, Record};
+use store::{Attempt, AuditEntry, Counts, Error, Filter, Hold, Inspect, Page, Paged, Record, Seq};
 
 use super::{Sabotage, Saboteur};
 
@@ -30,6 +30,13 @@ impl Inspect for Saboteur {
             attempts.pop();
         }
         Ok(attempts)
+    }
+
+    async fn unsent(&self, seqs: &[Seq]) -> Result<Vec<Seq>, Error> {
+        if self.breaks(Sabotage::TakesAllForSent) {
+            return Ok(Vec::new());
+        }
+        self.store.unsent(seqs).await
     }
 
     async fn identity(&self) -> Result<String, Error> {

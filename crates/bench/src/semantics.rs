@@ -1,0 +1,214 @@
+//! What each promise costs: throughput and latency of all six into one broker, as shares of at-least-once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use async_trait::async_trait;
+use broker::{Guarantees, Outcome, Outgoing, Publisher, Surroundings, Transactions};
+use message::{MessageId, Semantics};
+use relay::{Direct, Relay, Route, Settings, Settle, Try};
+
+use crate::memory::Memory;
+use crate::{Size, arrow};
+
+/// Of what a promise can carry, so much is offered while latency is measured.
+const LOAD: f64 = 0.7;
+
+/// How long latency is measured.
+const MEASURED: Duration = Duration::from_secs(10);
+
+/// Before that, connections are made and claims grow.
+const WARM: Duration = Duration::from_secs(2);
+
+/// Between two portions of the steady load.
+const TICK: Duration = Duration::from_millis(5);
+
+/// Runs all six `rounds` times and prints the medians.
+pub(crate) async fn run(url: &str, size: Size, rounds: usize) -> Result<()> {
+    let nowhere = Surroundings { file: "none.db".into(), max_payload: 1 << 20 };
+    let name = format!("bench{:08x}", rand::random::<u32>());
+    let joint = if url.contains('?') { '&' } else { '?' };
+    let groups = if url.starts_with("amqp") { "&groups=bench" } else { "" };
+    let broker = broker::open(&format!("{url}{joint}prefix={name}{groups}"), &nowhere)?.publisher;
+    let able: Vec<Semantics> = Semantics::ALL
+        .into_iter()
+        .filter(|semantics| *semantics != Semantics::ExactlyOnce || broker.transactions().is_some())
+        .collect();
+    let first = broker.publish(vec![Outgoing::new(arrow::message(size, 0), 0)]).await;
+    ensure!(first == [Outcome::Confirmed], "{first:?}");
+
+    let mut rates: HashMap<Semantics, Vec<f64>> = HashMap::new();
+    for round in 1..=rounds {
+        for semantics in &able {
+            let took = throughput(*semantics, &broker, size).await?;
+            let rate = size.messages as f64 / took.as_secs_f64();
+            println!("round {round}  {:<17} {rate:>9.0} /s", semantics.as_str());
+            rates.entry(*semantics).or_default().push(rate);
+        }
+    }
+    let shares = |semantics: &Semantics| {
+        let ratios =
+            rates[semantics].iter().zip(&rates[&Semantics::AtLeastOnce]).map(|(rate, base)| rate / base);
+        median(ratios.collect())
+    };
+    let slowest = able.iter().map(|semantics| median(rates[semantics].clone())).fold(f64::INFINITY, f64::min);
+    let load = slowest * LOAD;
+    println!("\nlatency at {load:.0} /s, {:.0} % of what the slowest carries", LOAD * 100.0);
+    println!("{:<17}  {:>12}  {:>7}  {:>9}  {:>9}", "semantics", "throughput", "share", "p50", "p99");
+    for semantics in &able {
+        let mut waits = latency(*semantics, &broker, size, load).await?;
+        waits.sort_unstable();
+        let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize];
+        println!(
+            "{:<17}  {:>9.0} /s  {:>7.2}  {:>9.1?}  {:>9.1?}",
+            semantics.as_str(),
+            median(rates[semantics].clone()),
+            shares(semantics),
+            at(0.5),
+            at(0.99)
+        );
+    }
+    Ok(())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A route as the program makes it for this promise, with a publisher that writes down what is confirmed.
+fn route(semantics: Semantics, broker: &Arc<dyn Publisher>) -> (Route, Arc<Timed>) {
+    let publisher = if semantics.sends_again() { None } else { broker.once() };
+    let publisher = publisher.unwrap_or_else(|| Arc::clone(broker));
+    let timed = Arc::new(Timed { publisher, confirmed: Mutex::default() });
+    let settle = match semantics {
+        Semantics::ExactlyOnce => Settle::Together,
+        _ if semantics.sends_again() => Settle::After,
+        _ => Settle::Before,
+    };
+    (Route { settle, ..Route::new("main", &["*"], timed.clone()) }, timed)
+}
+
+fn attempt(semantics: Semantics) -> Try {
+    if semantics == Semantics::None { Try::Unconfirmed } else { Try::Confirmed }
+}
+
+async fn throughput(semantics: Semantics, broker: &Arc<dyn Publisher>, size: Size) -> Result<Duration> {
+    let messages = (0..size.messages).map(|number| arrow::message(size, number));
+    let (route, timed) = route(semantics, broker);
+    if semantics.bypasses_store() {
+        let messages: Vec<_> = messages.collect();
+        let direct = Direct::start(vec![(route, attempt(semantics))]);
+        let started = Instant::now();
+        for message in messages {
+            // A sender that does not want to lose what is not taken waits by itself.
+            while direct.send("main", message.clone()).is_err() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        direct.drain(Duration::from_secs(60)).await;
+        ensure!(timed.count() == size.messages, "{} of {} were confirmed", timed.count(), size.messages);
+        return Ok(started.elapsed());
+    }
+    let store = Arc::new(Memory::new(messages.collect())?);
+    let started = Instant::now();
+    let relay = Relay::start(store.clone(), vec![route], Settings::default());
+    let together = semantics == Semantics::ExactlyOnce;
+    while (if together { store.sent() } else { timed.count() }) < size.messages
+        || store.sent() < size.messages
+    {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let took = started.elapsed();
+    relay.drain().await;
+    Ok(took)
+}
+
+/// The time of each message from its writing until the broker has it and, where it is kept, the store knows.
+async fn latency(
+    semantics: Semantics,
+    broker: &Arc<dyn Publisher>,
+    size: Size,
+    load: f64,
+) -> Result<Vec<Duration>> {
+    let (route, timed) = route(semantics, broker);
+    let store = Arc::new(Memory::new(Vec::new())?);
+    let (mut relay, mut direct) = (None, None);
+    if semantics.bypasses_store() {
+        direct = Some(Direct::start(vec![(route, attempt(semantics))]));
+    } else {
+        relay = Some(Relay::start(store.clone(), vec![route], Settings::default()));
+    }
+    let mut written: HashMap<MessageId, Instant> = HashMap::new();
+    let started = Instant::now();
+    let mut number = 0;
+    while started.elapsed() < WARM + MEASURED {
+        let due = (started.elapsed().as_secs_f64() * load) as usize;
+        let portion: Vec<_> = (number..due).map(|number| arrow::message(size, number)).collect();
+        number = due.max(number);
+        let now = Instant::now();
+        if started.elapsed() > WARM {
+            written.extend(portion.iter().map(|message| (message.id, now)));
+        }
+        match &direct {
+            Some(direct) => portion.into_iter().for_each(|message| {
+                let _ = direct.send("main", message);
+            }),
+            None => store.write(portion)?,
+        }
+        tokio::time::sleep(TICK).await;
+    }
+    let seen = || match semantics.sends_again() {
+        true => store.times(),
+        false => timed.confirmed.lock().expect("nobody panics while it is held").clone(),
+    };
+    let waited = Instant::now();
+    loop {
+        let seen = seen();
+        let waits: Vec<Duration> =
+            seen.iter().filter_map(|(id, at)| Some(at.duration_since(*written.get(id)?))).collect();
+        if waits.len() == written.len() {
+            if let Some(relay) = relay {
+                relay.drain().await;
+            }
+            return Ok(waits);
+        }
+        ensure!(waited.elapsed() < Duration::from_secs(60), "{} of {} came", waits.len(), written.len());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Writes down when each message was confirmed.
+struct Timed {
+    publisher: Arc<dyn Publisher>,
+    confirmed: Mutex<Vec<(MessageId, Instant)>>,
+}
+
+impl Timed {
+    fn count(&self) -> usize {
+        self.confirmed.lock().expect("nobody panics while it is held").len()
+    }
+}
+
+#[async_trait]
+impl Publisher for Timed {
+    fn guarantees(&self) -> Guarantees {
+        self.publisher.guarantees()
+    }
+
+    fn transactions(&self) -> Option<Arc<dyn Transactions>> {
+        self.publisher.transactions()
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
+        let ids: Vec<MessageId> = batch.iter().map(|outgoing| outgoing.message.id).collect();
+        let outcomes = self.publisher.publish(batch).await;
+        let now = Instant::now();
+        let confirmed = ids.into_iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Confirmed);
+        let mut all = self.confirmed.lock().expect("nobody panics while it is held");
+        all.extend(confirmed.map(|(id, _)| (id, now)));
+        outcomes
+    }
+}
