@@ -21,7 +21,10 @@ use crate::shop::TOPIC;
 pub const TRANSACTION_POINTS: [&str; 5] =
     ["kafka::begun", "kafka::sent", "kafka::committing", "kafka::committed", "relay::settled"];
 
-/// Transactions of orders in a second: there is always something to send.
+/// Orders for each crash.
+const ORDERS: u64 = 300;
+
+/// Transactions of orders in a second, while relays are stopped.
 const PACE: &str = "20";
 
 /// What comes after the last message, if anything does, comes within this.
@@ -33,7 +36,7 @@ pub struct Exact {
     /// Crashes at each point.
     #[arg(long, default_value_t = 40)]
     pub crashes: u32,
-    /// Relays that are stopped while another takes their lanes.
+    /// Stops of a relay for three times its lease, while another takes its lanes.
     #[arg(long, default_value_t = 10)]
     pub stops: u32,
     /// Customers to spread orders over.
@@ -51,18 +54,27 @@ impl Scenario for Exact {
         let server = blocking(|| Own::start("kafka")).await?;
         ground.use_broker(format!("{}?prefix=proof", server.url()));
         let mut consumer = [nemesis.worker(CONSUMER)?];
-        let writer = nemesis.worker(&["--only", "producer", "--pace", PACE])?;
+        let mut messages = 0;
         for time in 1..=self.crashes {
             for point in TRANSACTION_POINTS {
-                crash(&nemesis, point).await.with_context(|| format!("{point}, time {time}"))?;
+                messages += ORDERS;
+                crash(&nemesis, point, messages).await.with_context(|| format!("{point}, time {time}"))?;
+                recover(&nemesis, messages).await.with_context(|| format!("after {point}, time {time}"))?;
                 consumer[0].at_work()?;
             }
         }
-        for time in 1..=self.stops {
-            stop(&nemesis).await.with_context(|| format!("stop {time}"))?;
+        let writer = nemesis.worker(&["--only", "producer", "--pace", PACE])?;
+        let mut others = vec![relay(&nemesis, &[])?, relay(&nemesis, &[])?];
+        let relays: Vec<_> = others.iter().map(Worker::relay_name).collect();
+        others.extend(consumer);
+        for time in 0..self.stops {
+            nemesis.until_lanes_are_shared(&mut others, &relays).await?;
+            let stopped = &others[time as usize % relays.len()];
+            stopped.signal(Signal::STOP)?;
+            tokio::time::sleep(SHORT_LEASE * 3).await;
+            stopped.signal(Signal::CONT)?;
         }
-        let [consumer] = consumer;
-        let report = nemesis.finish(vec![writer], vec![relay(&nemesis, &[])?, consumer]).await?;
+        let report = nemesis.finish(vec![writer], others).await?;
         let url = ground.broker().context("it was told")?.to_owned();
         let log = log(&url, ground.folder(), report.committed).await?;
         let once: HashSet<&MessageId> = log.iter().collect();
@@ -87,10 +99,13 @@ fn relay(nemesis: &Nemesis<'_>, more: &[&str]) -> Result<Worker> {
     nemesis.worker(&[&["--only", "relay", "--exact"], more].concat())
 }
 
-/// Lets a relay die at `point`, not always with its first transaction.
-async fn crash(nemesis: &Nemesis<'_>, point: &str) -> Result<()> {
-    let times = rand::rng().random_range(1..=5);
-    let mut worker = relay(nemesis, &["--crash", &format!("{point}={times}")])?;
+/// Lets a relay die at `point`, not always with its first transaction, while it writes until there are `messages`.
+async fn crash(nemesis: &Nemesis<'_>, point: &str, messages: u64) -> Result<()> {
+    // A turn settles the transactions of all lanes, and may be the only one.
+    let most = if point == "relay::settled" { 1 } else { 5 };
+    let times = rand::rng().random_range(1..=most);
+    let (crash, messages) = (format!("{point}={times}"), messages.to_string());
+    let mut worker = selling(nemesis, &["--messages", &messages, "--crash", &crash])?;
     let mut end = None;
     nemesis
         .until("the crash", &mut [], async || {
@@ -103,31 +118,16 @@ async fn crash(nemesis: &Nemesis<'_>, point: &str) -> Result<()> {
     Ok(())
 }
 
-/// Stops a relay at any moment until another has its lanes and sends, and lets it go on.
-async fn stop(nemesis: &Nemesis<'_>) -> Result<()> {
-    let store = nemesis.ground.shop().store();
-    let sent = async || anyhow::Ok(store.counts().await?.sent);
-    let mut first = [relay(nemesis, &[])?];
-    let before = sent().await?;
-    let some = rand::rng().random_range(1..200);
-    nemesis.until("the first relay sends", &mut first, async || Ok(sent().await? >= before + some)).await?;
-    first[0].signal(Signal::STOP)?;
-    let mut second = [relay(nemesis, &[])?];
-    let name = [second[0].relay_name()];
-    nemesis.until_lanes_are_shared(&mut second, &name).await?;
-    let between = sent().await?;
-    nemesis.until("the second relay sends", &mut second, async || Ok(sent().await? > between)).await?;
-    first[0].signal(Signal::CONT)?;
-    // Both go on for a while, and share the lanes.
-    let after = sent().await?;
-    let [one] = first;
-    let [other] = second;
-    let mut both = [one, other];
-    nemesis.until("both relays send", &mut both, async || Ok(sent().await? > after + 50)).await?;
-    for worker in both {
-        worker.kill().await?;
-    }
-    Ok(())
+/// Lets all of them be written and sent: what dies with relays again and again is put aside for a person.
+async fn recover(nemesis: &Nemesis<'_>, messages: u64) -> Result<()> {
+    let mut worker = [selling(nemesis, &["--messages", &messages.to_string()])?];
+    nemesis.until_counts(&mut worker, |counts| counts.sent == messages).await?;
+    let [worker] = worker;
+    worker.kill().await
+}
+
+fn selling(nemesis: &Nemesis<'_>, more: &[&str]) -> Result<Worker> {
+    nemesis.worker(&[&["--only", "producer,relay", "--exact"], more].concat())
 }
 
 /// The ids in the log, as committed: at least `expected`, and whatever comes after them.
