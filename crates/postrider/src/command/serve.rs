@@ -50,7 +50,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     let brokers = if needed { parts::brokers(&config)? } else { parts::Brokers::new() };
 
     let mut parts = Parts::default();
-    if runs(Part::Producer) {
+    if runs(Part::Producer) && past_the_store {
         parts.express = parts::express(&config, &brokers)?.map(Arc::new);
     }
     if runs(Part::Relay) {

@@ -50,6 +50,7 @@ async fn every_endpoint_is_described() {
         "get /api/routes",
         "get /api/holds",
         "get /api/audit",
+        "get /api/contract",
         "get /api/counts",
     ];
     let expected: BTreeSet<String> = expected.map(str::to_owned).into();
