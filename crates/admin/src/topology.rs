@@ -131,6 +131,11 @@ impl Topology {
         self.route_of(topic).is_some_and(|route| route.semantics.bypasses_store())
     }
 
+    /// Whether messages of `topic` are sent until they are confirmed.
+    pub(crate) fn sends_again(&self, topic: &str) -> bool {
+        self.route_of(topic).is_none_or(|route| route.semantics.sends_again())
+    }
+
     /// The consumer groups that listen to `topic`.
     pub fn groups_of(&self, topic: &str) -> Vec<String> {
         self.consumers

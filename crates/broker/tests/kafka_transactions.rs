@@ -109,18 +109,29 @@ async fn what_was_open_when_a_line_is_taken_over_is_never_seen() {
 #[tokio::test]
 async fn what_cannot_be_sent_is_not_in_the_note_and_the_rest_is_committed() {
     let world = World::new();
+    // Less than a batch of a few dozen messages has.
     world.make("orders", 1, &[("max.message.bytes", "20000")]).await;
-    let mut taken = take(&world.broker(""), 1).await;
-    let mut mixed = batch(0..4);
-    mixed[1] = Outgoing::new(Message::new("orders", vec![b'x'; 25_000]).key("large"), 1);
+    let broker = world.broker("");
+    let message = |seq: i64| {
+        let size = if seq == 50 { 25_000 } else { 350 };
+        Outgoing::new(Message::new("orders", vec![b'x'; size]).key(format!("key {seq}")), seq)
+    };
     let places = std::sync::Mutex::new(Vec::new());
     let note = |sent: &[usize]| {
         sent.clone_into(&mut places.lock().expect("no panic"));
         b"some".to_vec()
     };
-    let outcomes = taken.sender.publish(mixed, &note).await;
-    assert!(matches!(outcomes[1], Outcome::Rejected { .. }), "{outcomes:?}");
-    assert_eq!([&outcomes[0], &outcomes[2], &outcomes[3]], [&Outcome::Confirmed; 3]);
-    assert_eq!(*places.lock().expect("no panic"), [0, 2, 3]);
-    assert_eq!(committed(&world, 3).await, ["0", "2", "3"]);
+    let mut taken = take(&broker, 1).await;
+    let mut outcomes = taken.sender.publish((0..100).map(message).collect(), &note).await;
+    if !taken.sender.is_good() {
+        // It had made batches that are too large for this topic, which nobody had looked at before.
+        assert!(!outcomes.contains(&Outcome::Confirmed), "{outcomes:?}");
+        taken = take(&broker, 1).await;
+        outcomes = taken.sender.publish((0..100).map(message).collect(), &note).await;
+    }
+    assert!(matches!(outcomes[50], Outcome::Rejected { .. }), "{:?}", outcomes[50]);
+    assert_eq!(outcomes.iter().filter(|outcome| **outcome == Outcome::Confirmed).count(), 99, "{outcomes:?}");
+    let sent = places.lock().expect("no panic").clone();
+    assert_eq!(sent, (0..100).filter(|place| *place != 50).collect::<Vec<_>>());
+    assert_eq!(committed(&world, 99).await.len(), 99);
 }

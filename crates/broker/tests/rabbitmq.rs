@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::rabbitmq::{Broker, Config};
@@ -253,22 +252,29 @@ async fn a_server_that_is_short_of_memory_is_unreachable_until_it_is_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_confirmed_is_there_after_a_crash_of_the_server() {
-    let own = Arc::new(Own::start("rabbitmq"));
+    let own = Own::start("rabbitmq");
     let names = Names::at(own.url());
     let broker = names.open("groups=billing");
     let mut confirmed = BTreeSet::new();
     for round in 0..3 {
-        for from in (0..).step_by(100).map(|n| round * 100_000 + n) {
-            let outcomes = broker.publish((from..from + 100).map(outgoing).collect()).await;
-            let said = (from..).zip(&outcomes);
+        let (begun, mut next) = (Instant::now(), round * 100_000);
+        let mut crashing = false;
+        loop {
+            // The crash is asked for by a program that takes its time to start: no more than it needs is written meanwhile.
+            let size = if crashing { 5 } else { 100 };
+            let outcomes = broker.publish((next..next + size).map(outgoing).collect()).await;
+            let said = (next..).zip(&outcomes);
             confirmed.extend(said.filter(|(_, said)| **said == Outcome::Confirmed).map(|(seq, _)| seq));
             if outcomes.iter().any(|said| *said != Outcome::Confirmed) {
                 break;
             }
-            if from % 100_000 == 500 {
-                let own = Arc::clone(&own);
-                std::thread::spawn(move || own.crash());
+            next += size;
+            if !crashing && next % 100_000 == 600 {
+                crashing = true;
+                let management = Management::of(own.url());
+                std::thread::spawn(move || management.crash());
             }
+            assert!(begun.elapsed() < 3 * PATIENCE, "it does not crash");
         }
         own.stop();
         own.resume();

@@ -101,6 +101,9 @@ impl Group {
     pub fn at_most_once(mut self) -> Self {
         self.once = true;
         self.rules.retry.max_attempts = 1;
+        // What waits behind another would be begun later, and again after a crash.
+        self.rules.ordered = false;
+        self.rules.hold_dead = false;
         self
     }
 

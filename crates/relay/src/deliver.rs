@@ -10,6 +10,7 @@ use store::{Batch, Lease, Seq, Settlement, Verdict};
 
 use crate::breaker::Destination;
 use crate::publish::{Load, Outcomes, loads};
+use crate::route::Settle;
 use crate::verdict::{Circumstances, judge};
 use crate::{Route, Shared, together};
 
@@ -185,8 +186,9 @@ impl Failures {
     ) -> Option<Destination> {
         match outcome {
             Outcome::Misconfigured { .. } => Some(Destination::Topic(topic.to_owned())),
-            Outcome::Unreachable { .. } | Outcome::Unconfirmed { .. } => route
-                .filter(|route| !alive && !route.retry.count_outages)
+            // What is sent once has no attempts to count outages as.
+            Outcome::Unreachable { .. } | Outcome::Unconfirmed { .. } if !alive => route
+                .filter(|route| route.settle == Settle::Before || !route.retry.count_outages)
                 .map(|route| Destination::Broker(route.broker.clone())),
             _ => None,
         }

@@ -169,7 +169,8 @@ async fn send(route: Arc<Route>, mut batch: Vec<Outgoing>, losses: Arc<Losses>) 
     while !batch.is_empty() {
         let told = AssertUnwindSafe(route.publisher.publish(batch.clone())).catch_unwind().await;
         let panicked = || Outcome::Unconfirmed { error: "the publisher panicked".to_owned() };
-        let outcomes = told.unwrap_or_else(|_| vec![panicked(); batch.len()]);
+        let mut outcomes = told.unwrap_or_else(|_| vec![panicked(); batch.len()]);
+        outcomes.resize(batch.len(), Outcome::Unconfirmed { error: "the broker did not answer".to_owned() });
         let silent = outcomes.iter().all(publish::is_silence);
         let mut again = Vec::new();
         for (outgoing, outcome) in batch.into_iter().zip(outcomes) {

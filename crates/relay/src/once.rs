@@ -74,9 +74,13 @@ pub(crate) async fn deliver(shared: &Shared, batches: Vec<Batch>) -> usize {
         }
         confirmed += fine;
         let mut failures = Failures::default();
+        let mut fine_topics: HashSet<&str> = HashSet::new();
         for (place, outcome) in done {
-            let Some(error) = outcome.error() else { continue };
             let message = &at(&batches, place).message;
+            let Some(error) = outcome.error() else {
+                fine_topics.insert(&message.topic);
+                continue;
+            };
             if let Some(destination) = failures.kind(&outcome, &message.topic, Some(route), fine > 0) {
                 failures.note(destination, error, false);
             }
@@ -85,6 +89,9 @@ pub(crate) async fn deliver(shared: &Shared, batches: Vec<Batch>) -> usize {
                 message_id = %message.id, topic = message.topic, route = route.name, error,
                 "lost: it is sent at most once, and the broker did not confirm it"
             );
+        }
+        for topic in fine_topics {
+            shared.breakers.succeeded(&Destination::Topic(topic.to_owned()));
         }
         failures.tell(shared);
     }

@@ -21,8 +21,9 @@ use crate::Shared;
 use crate::publish::outgoing;
 use crate::route::Way;
 
-/// A message in a note: its place, and which deliberate delivery of it.
-type Entry = (Seq, u32);
+/// A message in a note: its place, which deliberate delivery of it, and a part of its id. A store that lost its last moments
+/// gives places out again.
+type Entry = (Seq, u32, u32);
 
 /// The lines of all lanes that were used.
 #[derive(Default)]
@@ -64,16 +65,6 @@ pub(crate) async fn send(shared: &Shared, batch: &Batch) -> Vec<Outcome> {
     else {
         return all(Outcome::Held);
     };
-    let slot = shared.lines.slot(batch);
-    let mut slot = slot.lock().await;
-    if slot.as_ref().is_none_or(|taken| taken.lease != batch.lease || !taken.sender.is_good()) {
-        // Its connections go first.
-        *slot = None;
-        match take_over(shared, way, batch.lease).await {
-            Ok(taken) => *slot = Some(taken),
-            Err(outcome) => return all(outcome),
-        }
-    }
     if shared.leases.until(&batch.lease).is_none() {
         tracing::warn!(
             messages = batch.messages.len(),
@@ -81,13 +72,30 @@ pub(crate) async fn send(shared: &Shared, batch: &Batch) -> Vec<Outcome> {
         );
         return all(Outcome::Held);
     }
+    let slot = shared.lines.slot(batch);
+    let mut slot = slot.lock().await;
+    let mut gone = HashSet::new();
+    if slot.as_ref().is_none_or(|taken| taken.lease != batch.lease || !taken.sender.is_good()) {
+        // Its connections go first.
+        *slot = None;
+        match take_over(shared, way, batch).await {
+            Ok((taken, settled)) => {
+                *slot = Some(taken);
+                gone = settled;
+            }
+            Err(outcome) => return all(outcome),
+        }
+    }
     match slot.as_mut() {
-        Some(taken) => taken.send(shared, batch, way.guarantees.max_batch).await,
+        Some(taken) => taken.send(shared, batch, &gone, way.guarantees.max_batch).await,
         None => all(Outcome::Held),
     }
 }
 
-async fn take_over(shared: &Shared, way: &Way, lease: Lease) -> Result<Taken, Outcome> {
+/// Takes the line of a batch over. Answers those of its messages, too, that somebody has settled meanwhile: if this process
+/// slept, its lease may be over and not known to be.
+async fn take_over(shared: &Shared, way: &Way, batch: &Batch) -> Result<(Taken, HashSet<Seq>), Outcome> {
+    let lease = batch.lease;
     shared.lines.let_go(&shared.leases.held());
     let unreachable = |error: String| Outcome::Unreachable { error };
     let transactions = way.route.publisher.transactions().ok_or_else(|| Outcome::Misconfigured {
@@ -99,12 +107,13 @@ async fn take_over(shared: &Shared, way: &Way, lease: Lease) -> Result<Taken, Ou
     let TakenOver { sender, note } = transactions.take_over(&line).await?;
     let noted = note.as_deref().map_or_else(|| Ok(Vec::new()), read_note);
     let noted = noted.map_err(|error| Outcome::Misconfigured { error })?;
-    let seqs: Vec<Seq> = noted.iter().map(|(seq, _)| *seq).collect();
+    let claimed = batch.messages.iter().map(|claimed| claimed.seq);
+    let seqs: Vec<Seq> = noted.iter().map(|(seq, ..)| *seq).chain(claimed.clone()).collect();
     let unsent = shared.store.unsent(&seqs).await;
     let unsent =
         unsent.map_err(|error| unreachable(format!("the store does not say what is sent: {error}")))?;
     let unsent: HashSet<Seq> = unsent.into_iter().collect();
-    let found: BTreeSet<Entry> = noted.into_iter().filter(|(seq, _)| unsent.contains(seq)).collect();
+    let found: BTreeSet<Entry> = noted.into_iter().filter(|(seq, ..)| unsent.contains(seq)).collect();
     if !found.is_empty() {
         tracing::info!(
             lane = lease.lane,
@@ -112,15 +121,24 @@ async fn take_over(shared: &Shared, way: &Way, lease: Lease) -> Result<Taken, Ou
             "found in the broker's log and not settled: they are not sent again"
         );
     }
-    Ok(Taken { lease, sender, found, claimed: Vec::new() })
+    let settled = claimed.filter(|seq| !unsent.contains(seq)).collect();
+    Ok((Taken { lease, sender, found, claimed: Vec::new() }, settled))
 }
 
 fn entry(claimed: &Claimed) -> Entry {
-    (claimed.seq, claimed.state.delivery)
+    let id = claimed.message.id.0.as_u128();
+    (claimed.seq, claimed.state.delivery, id as u32)
 }
 
 impl Taken {
-    async fn send(&mut self, shared: &Shared, batch: &Batch, most: usize) -> Vec<Outcome> {
+    /// Sends what is not in the log, but for what is `gone`.
+    async fn send(
+        &mut self,
+        shared: &Shared,
+        batch: &Batch,
+        gone: &HashSet<Seq>,
+        most: usize,
+    ) -> Vec<Outcome> {
         for settled in self.claimed.drain(..) {
             self.found.remove(&settled);
         }
@@ -130,7 +148,7 @@ impl Taken {
             if self.found.contains(&entry(claimed)) {
                 self.claimed.push(entry(claimed));
                 outcomes[place] = Outcome::Confirmed;
-            } else if fresh.len() < most {
+            } else if fresh.len() < most && !gone.contains(&claimed.seq) {
                 fresh.push(place);
             }
         }
@@ -161,13 +179,14 @@ impl Taken {
 /// The form of a note.
 const FORM: u8 = 1;
 
-/// Places as the differences between them, and deliveries: two bytes for most messages.
+/// Places as the differences between them, deliveries, and parts of ids: six bytes for most messages.
 fn write_note(entries: &BTreeSet<Entry>) -> Vec<u8> {
     let mut note = vec![FORM];
     let mut before = 0;
-    for (seq, delivery) in entries {
+    for (seq, delivery, id) in entries {
         write_number(&mut note, seq.abs_diff(before));
         write_number(&mut note, u64::from(*delivery));
+        note.extend(id.to_be_bytes());
         before = *seq;
     }
     note
@@ -182,8 +201,10 @@ fn read_note(note: &[u8]) -> Result<Vec<Entry>, String> {
         let step = read_number(&mut rest).and_then(|step| i64::try_from(step).ok()).ok_or_else(odd)?;
         let delivery =
             read_number(&mut rest).and_then(|number| u32::try_from(number).ok()).ok_or_else(odd)?;
+        let (id, after) = rest.split_first_chunk().ok_or_else(odd)?;
+        rest = after;
         before += step;
-        entries.push((before, delivery));
+        entries.push((before, delivery, u32::from_be_bytes(*id)));
     }
     Ok(entries)
 }
@@ -216,17 +237,18 @@ mod tests {
 
     #[test]
     fn a_note_is_read_as_it_was_written() {
-        for entries in [vec![], vec![(1, 0)], vec![(1, 0), (2, 3), (130, 0), (i64::MAX, u32::MAX)]] {
+        let many = vec![(1, 0, 7), (2, 3, 0), (130, 0, u32::MAX), (i64::MAX, u32::MAX, 1)];
+        for entries in [vec![], vec![(1, 0, 9)], many] {
             let note = write_note(&entries.iter().copied().collect());
             assert_eq!(read_note(&note), Ok(entries));
         }
-        let thousand: BTreeSet<Entry> = (1_000_000..1_001_000).map(|seq| (seq, 0)).collect();
-        assert!(write_note(&thousand).len() < 2_010);
+        let thousand: BTreeSet<Entry> = (1_000_000..1_001_000).map(|seq| (seq, 0, 5)).collect();
+        assert!(write_note(&thousand).len() < 6_010);
     }
 
     #[test]
     fn a_note_of_another_form_is_refused() {
-        for note in [&[][..], &[2, 1, 0], &[1, 0x80], &[1, 5]] {
+        for note in [&[][..], &[2, 1, 0, 0, 0, 0, 0], &[1, 0x80], &[1, 5], &[1, 5, 0, 1, 2, 3]] {
             assert!(read_note(note).is_err(), "{note:?}");
         }
     }

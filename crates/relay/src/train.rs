@@ -246,7 +246,7 @@ impl Train {
                 continue;
             }
             let mut outcomes = Outcomes::new(&batches);
-            if let Some(locks) = &mut self.locks {
+            if let Some(locks) = self.locks.as_mut().filter(|_| settle == Settle::After) {
                 locks.take(&batches, &shared.routes, &shared.breakers, &mut outcomes).await;
             }
             let delivery = Delivery::new(shared, batches, outcomes, settle == Settle::Together);

@@ -43,7 +43,8 @@ pub(crate) fn outbox(counts: &CountsView, lost: &[(String, u64)]) -> String {
     head(&mut text, "outbox_lost_total", counter, "Messages lost on routes that send at most once.");
     for (route, messages) in lost {
         // A route is named by whoever writes the configuration.
-        line(&mut text, format_args!("outbox_lost_total{{route={route:?}}} {messages}"));
+        let route = route.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        line(&mut text, format_args!("outbox_lost_total{{route=\"{route}\"}} {messages}"));
     }
     histogram(
         &mut text,

@@ -152,14 +152,6 @@ impl Own {
         stalled
     }
 
-    /// Ends it as a crash does, with nothing put in order. [`stop`](Self::stop) and [`resume`](Self::resume) bring it back.
-    ///
-    /// # Panics
-    /// When its process cannot be found.
-    pub fn crash(&self) {
-        signal("KILL", self.group());
-    }
-
     /// The group of its processes.
     fn group(&self) -> u64 {
         let state = self.home.path().join(format!("{}.json", self.name));

@@ -31,7 +31,11 @@ impl Desk {
         check_depth(request.message.get())?;
         message::check_topic(&request.topic)?;
         self.topology.check_route(&request.topic)?;
-        let ack_groups = self.topology.ack_groups(&request.topic, request.consumer_group.as_deref())?;
+        let mut ack_groups = self.topology.ack_groups(&request.topic, request.consumer_group.as_deref())?;
+        if request.consumer_group.is_none() && !self.topology.sends_again(&request.topic) {
+            // What may be lost would be waited for, and kept, for ever.
+            ack_groups.clear();
+        }
         let chosen = chosen_id(&request)?;
         let once = once(&request, idempotency_key, chosen)?;
         let by_key = idempotency_key.is_some();

@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::time::Instant;
@@ -90,7 +92,7 @@ impl Topics {
         match (self.exists(name, until).await, self.made) {
             (Ok(()), _) => {}
             (Err(trouble), Some((_, copies))) if missing(trouble.code) => {
-                let topic = NewTopic::new(name, NOTES, TopicReplication::Fixed(copies))
+                let topic = NewTopic::new(name, NOTE_PARTITIONS, TopicReplication::Fixed(copies))
                     .set("cleanup.policy", "compact")
                     .set("segment.bytes", "16777216")
                     .set("min.cleanable.dirty.ratio", "0.1");
@@ -103,7 +105,14 @@ impl Topics {
             }
             (Err(trouble), _) => return Err(trouble),
         }
-        let topic = self.describe(name, until).await;
+        let settings = self.settings(name, until).await;
+        let policy = settings.as_ref().and_then(|settings| settings.get("cleanup.policy")?.value.as_deref());
+        if policy.is_some_and(|policy| policy != "compact") {
+            let text =
+                format!("the topic `{name}` would lose notes: set its cleanup.policy to compact alone");
+            return Err(Trouble { code: Code::InvalidConfig, text });
+        }
+        let topic = described(settings.as_ref());
         self.known.write().expect("nobody panics while holding the map").insert(name.to_owned(), topic);
         Ok(())
     }
@@ -185,19 +194,19 @@ impl Topics {
         }
     }
 
-    /// What it takes. Who may not ask is taken to have a topic as Kafka makes them.
+    /// What it takes.
     async fn describe(&self, name: &str, until: Instant) -> Topic {
+        described(self.settings(name, until).await.as_ref())
+    }
+
+    /// Its settings, for those who may ask.
+    async fn settings(&self, name: &str, until: Instant) -> Option<ConfigResource> {
         // Something must be left of the call for those who are not answered. A wrong guess mends itself: what is refused
         // has its topic looked up again.
         let patience = (rest(until) / 2).min(DESCRIBED_WITHIN);
         let options = AdminOptions::new().request_timeout(Some(patience));
         let described = self.admin.describe_configs([&ResourceSpecifier::Topic(name)], &options).await;
-        let described = described.ok().and_then(|mut all| all.pop()?.ok());
-        let value = |setting: &str| described.as_ref()?.get(setting)?.value.as_deref();
-        Topic {
-            limit: value("max.message.bytes").and_then(|size| size.parse().ok()).unwrap_or(USUAL_LIMIT),
-            compacted: value("cleanup.policy").is_some_and(|policy| policy.contains("compact")),
-        }
+        described.ok().and_then(|mut all| all.pop()?.ok())
     }
 
     fn trouble(&self, name: &str, failed: &KafkaError) -> Trouble {
@@ -225,8 +234,17 @@ impl Topics {
     }
 }
 
+/// What a topic takes by its settings. Who may not ask is taken to have a topic as Kafka makes them.
+fn described(settings: Option<&ConfigResource>) -> Topic {
+    let value = |setting: &str| settings?.get(setting)?.value.as_deref();
+    Topic {
+        limit: value("max.message.bytes").and_then(|size| size.parse().ok()).unwrap_or(USUAL_LIMIT),
+        compacted: value("cleanup.policy").is_some_and(|policy| policy.contains("compact")),
+    }
+}
+
 /// Partitions of the topic of notes: lanes that share one wait for each other's transactions when they are taken over.
-const NOTES: i32 = 64;
+pub(super) const NOTE_PARTITIONS: i32 = 64;
 
 /// Whether it is not there, or not yet.
 fn missing(code: Code) -> bool {

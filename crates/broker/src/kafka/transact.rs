@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rdkafka::Message as _;
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::producer::Producer;
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 
 use super::client::Aside;
 use super::producer::{Call, Line as Sender, Record};
-use super::topics::rest;
+use super::topics::{NOTE_PARTITIONS, rest};
 use super::{Broker, Inner, error};
 use crate::{Line, Outcome, Outgoing, SendTogether, TakenOver, Transactions, WriteNote};
 
@@ -56,18 +57,19 @@ impl Transactions for Broker {
         begun.map_err(failed)?;
         let reader =
             Reader { client: inner.config.client(), topic: notes, key: name, lane: line.lane, until };
-        let partitions = inner.topics.admin();
+        let admin = inner.topics.admin();
         let read = tokio::task::spawn_blocking(move || {
-            let metadata = partitions.inner().fetch_metadata(Some(&reader.topic), rest(reader.until))?;
-            let count = metadata.topics().first().map_or(1, |topic| topic.partitions().len().max(1));
-            let partition = i32::from(reader.lane) % i32::try_from(count).unwrap_or(i32::MAX);
             loop {
-                match reader.read(partition) {
+                let read = reader.partition(admin.inner()).and_then(|partition| {
+                    let note = reader.read(partition)?;
+                    Ok((partition, note))
+                });
+                match read {
                     // The topic was made a moment ago, and not everybody has heard of it.
                     Err(failed) if unsettled(&failed) && Instant::now() < reader.until => {
                         std::thread::sleep(PAUSE);
                     }
-                    read => return Ok((read?, reader, partition)),
+                    read => return read.map(|(partition, note)| (note, reader, partition)),
                 }
             }
         });
@@ -88,6 +90,20 @@ struct Reader {
 }
 
 impl Reader {
+    /// The partition of the line, the same for as long as the topic is there.
+    fn partition(&self, client: &Client<impl ClientContext>) -> KafkaResult<i32> {
+        let metadata = client.fetch_metadata(Some(&self.topic), rest(self.until))?;
+        let count = match metadata.topics().first() {
+            Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => {
+                topic.partitions().len()
+            }
+            _ => return Err(KafkaError::MetadataFetch(Code::LeaderNotAvailable)),
+        };
+        // Partitions that somebody adds change nothing.
+        let count = i32::try_from(count).unwrap_or(NOTE_PARTITIONS).min(NOTE_PARTITIONS);
+        Ok(i32::from(self.lane) % count)
+    }
+
     /// The last that was committed. Everything of this line is decided by now; of others, transactions may be open, and what
     /// is behind them can be read only when they have ended.
     fn read(&self, partition: i32) -> KafkaResult<Option<Vec<u8>>> {
@@ -115,6 +131,7 @@ impl Reader {
         let mut client = self.client.clone();
         client.set("group.id", "postrider-notes").set("enable.auto.commit", "false");
         client.set("isolation.level", isolation).set("enable.partition.eof", "true");
+        client.set("auto.offset.reset", "error");
         Ok(Aside::new(client.create()?))
     }
 
@@ -141,7 +158,13 @@ impl Reader {
                         last = record.payload().map(<[u8]>::to_vec);
                     }
                 }
-                Some(Err(KafkaError::PartitionEOF(_))) => return Ok(last),
+                Some(Err(KafkaError::PartitionEOF(_))) => {
+                    // A new leader may be behind for a moment.
+                    let (_, stable) = consumer.fetch_watermarks(&self.topic, partition, rest(self.until))?;
+                    if stable >= end {
+                        return Ok(last);
+                    }
+                }
                 Some(Err(failed)) => return Err(failed),
                 None => return Err(KafkaError::MessageConsumption(Code::OperationTimedOut)),
             }
@@ -179,6 +202,14 @@ impl SendTogether for Together {
         if ready.is_empty() {
             return book.close();
         }
+        if inner.topics.batch() < self.sender.batch {
+            // A topic takes only smaller batches than this producer makes: another is made.
+            self.good = false;
+            for (place, _) in ready {
+                book.settle(place, Outcome::Held);
+            }
+            return book.close();
+        }
         let places: Vec<usize> = ready.iter().map(|(place, _)| *place).collect();
         let note = note(&places);
         // Until it is known how this ends, nothing else may begin.
@@ -208,8 +239,16 @@ impl SendTogether for Together {
             true => self.commit(until).await,
             false => Ok(self.abort(until, self.sender.said()).await),
         };
+        let noted = reports[ready.len()].map_err(|code| failed(code, &self.notes));
+        if noted.is_err() {
+            inner.topics.forget(&self.notes);
+        }
         for ((place, _), report) in ready.iter().zip(&reports) {
-            book.settle(*place, outcome(*report, &ended, &batch[*place]));
+            let topic = inner.topic(&batch[*place].message.topic);
+            if report.is_err_and(|code| !error::of_the_producer(code)) {
+                inner.topics.forget(&topic);
+            }
+            book.settle(*place, outcome(*report, &ended, &noted, &topic));
         }
         book.close()
     }
@@ -225,22 +264,31 @@ enum End {
     Aborted(String),
 }
 
-/// What a message of a transaction is told.
-fn outcome(report: Result<(), Code>, ended: &Result<End, String>, outgoing: &Outgoing) -> Outcome {
-    match (ended, report) {
-        (Ok(End::Committed), _) => Outcome::Confirmed,
-        // Stored or not, it will not be seen; it is for the one that failed that the others are sent again.
-        (Ok(End::Aborted(_)), Err(code)) if !error::of_the_producer(code) => {
-            match error::outcome(code, format!("topic `{}`: {code}", outgoing.message.topic)) {
-                Outcome::Unconfirmed { error } => Outcome::Unreachable { error },
-                outcome => outcome,
-            }
-        }
-        (Ok(End::Aborted(said)), Err(_)) => {
+/// What failed was not stored, or will not be seen.
+fn failed(code: Code, topic: &str) -> Outcome {
+    match error::outcome(code, format!("topic `{topic}`: {code}")) {
+        Outcome::Unconfirmed { error } => Outcome::Unreachable { error },
+        outcome => outcome,
+    }
+}
+
+/// What a message of a transaction is told, whose note was stored or not.
+fn outcome(
+    report: Result<(), Code>,
+    ended: &Result<End, String>,
+    noted: &Result<(), Outcome>,
+    topic: &str,
+) -> Outcome {
+    match (ended, report, noted) {
+        (Ok(End::Committed), ..) => Outcome::Confirmed,
+        (Ok(End::Aborted(_)), Err(code), _) if !error::of_the_producer(code) => failed(code, topic),
+        (Ok(End::Aborted(said)), Err(_), _) => {
             Outcome::Unreachable { error: format!("Kafka did not take the transaction{said}") }
         }
-        (Ok(End::Aborted(_)), Ok(())) => Outcome::Held,
-        (Err(error), _) => Outcome::Unconfirmed { error: error.clone() },
+        (Ok(End::Aborted(_)), Ok(()), Err(note)) => note.clone(),
+        // It is for another that failed that it is sent again.
+        (Ok(End::Aborted(_)), Ok(()), Ok(())) => Outcome::Held,
+        (Err(error), ..) => Outcome::Unconfirmed { error: error.clone() },
     }
 }
 

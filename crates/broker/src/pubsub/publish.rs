@@ -223,7 +223,8 @@ impl Call<'_> {
             }
             let several = sent.len() > 1;
             let mut failed = None;
-            for answer in sent {
+            let mut answers = sent.into_iter();
+            for answer in answers.by_ref() {
                 match self.answer(answer).await {
                     Answer::Confirmed => done += 1,
                     Answer::Failed(error) => {
@@ -240,7 +241,18 @@ impl Call<'_> {
                 Some(PublishError::OrderingKeyPaused) if resumes < RESUMES => resumes += 1,
                 // A request is refused as a whole: one by one, only the guilty message is.
                 Some(error) if several && is_invalid(&error) => together = false,
-                Some(error) => return stopped(lane, done, self.outcome(&error)),
+                Some(error) => {
+                    let mut outcomes = stopped(lane, done, self.outcome(&error));
+                    // Those of the same request went with it; only those that were paused behind it were not tried.
+                    for (place, answer) in (done + 1..).zip(answers) {
+                        match self.answer(answer).await {
+                            Answer::Failed(PublishError::OrderingKeyPaused) => {}
+                            Answer::Failed(error) => outcomes[place].1 = self.outcome(&error),
+                            Answer::Confirmed => outcomes[place].1 = Outcome::Confirmed,
+                        }
+                    }
+                    return outcomes;
+                }
             }
         }
         lane.iter().map(|index| (*index, Outcome::Confirmed)).collect()

@@ -50,6 +50,15 @@ impl Management {
         assert!(output.status.success(), "rabbitmqctl {}: {said}", arguments.join(" "));
     }
 
+    /// Ends it as a crash does, with nothing put in order.
+    pub(crate) fn crash(&self) {
+        let script = self.folder().join("ctl");
+        // Whether it still answers before it is gone is nobody's concern.
+        let asked =
+            Command::new("sh").arg(script).args(["eval", "erlang:halt(1, [{flush, false}])."]).output();
+        asked.expect("sh can be run");
+    }
+
     /// Where the server keeps its data, by its own account, which it gives some seconds after its start.
     fn folder(&self) -> PathBuf {
         let begun = Instant::now();

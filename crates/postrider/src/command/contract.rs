@@ -131,6 +131,9 @@ fn of_route(name: &str, route: &Route, broker: Option<Guarantees>, transacts: bo
                 "a person requeues it, or the number of lanes changes while a relay that died has left messages in flight."
                     .to_owned(),
             ];
+        } else if route.semantics == Semantics::ExactlyOnce {
+            part.promises.push(format!("it is in the log of `{}` once.", route.broker));
+            part.mechanisms.push("the broker recognises a message that is sent again.".to_owned());
         }
         part
     } else {

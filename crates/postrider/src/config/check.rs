@@ -146,6 +146,14 @@ impl Checker<'_> {
         let section = format!("routes.{name}");
         self.broker(&section, &route.broker);
         self.retry(&section, &route.retry);
+        if self.config.relay.claims.is_some()
+            && (!route.semantics.sends_again() || route.semantics == Semantics::ExactlyOnce)
+        {
+            self.warn(&format!("{section}.semantics"), format!(
+                "relay.claims locks no message of a route that promises {}: it is kept from being sent twice in another way",
+                route.semantics
+            ));
+        }
         if !route.semantics.sends_again() && route.retry != message::RetryPolicy::default() {
             self.warn(
                 &format!("{section}.retry"),
