@@ -161,8 +161,10 @@ impl Claim for Memory {
             let Some(rule) = lane.front().map(|claimed| (order.rule)(&claimed.message.topic)) else {
                 continue;
             };
-            let messages: Vec<Claimed> = lane.drain(..share.min(rule.take).min(lane.len())).collect();
-            turn.more |= !lane.is_empty();
+            let room = share.min(rule.take);
+            let messages: Vec<Claimed> = lane.drain(..room.min(lane.len())).collect();
+            // What may not be taken is no reason to look again.
+            turn.more |= room > 0 && !lane.is_empty();
             if !messages.is_empty() {
                 let id = Uuid::new_v4();
                 self.flying().insert(id, messages.clone());
