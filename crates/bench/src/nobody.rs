@@ -9,17 +9,7 @@ pub(crate) struct Nobody;
 #[async_trait]
 impl Publisher for Nobody {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            key_order: true,
-            ordered_batches: true,
-            groups: true,
-            fenced: true,
-            max_payload: None,
-            max_batch: 10_000,
-            deduplication: None,
-            durability: "none: it only measures",
-            needs: &[],
-        }
+        Guarantees { key_order: true, ordered_batches: true, max_batch: 10_000, ..Guarantees::default() }
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {

@@ -83,11 +83,7 @@ fn route(semantics: Semantics, broker: &Arc<dyn Publisher>) -> (Route, Arc<Timed
     let publisher = if semantics.sends_again() { None } else { broker.once() };
     let publisher = publisher.unwrap_or_else(|| Arc::clone(broker));
     let timed = Arc::new(Timed { publisher, confirmed: Mutex::default() });
-    let settle = match semantics {
-        Semantics::ExactlyOnce => Settle::Together,
-        _ if semantics.sends_again() => Settle::After,
-        _ => Settle::Before,
-    };
+    let settle = Settle::keeping(semantics, &*timed);
     (Route { settle, ..Route::new("main", &["*"], timed.clone()) }, timed)
 }
 

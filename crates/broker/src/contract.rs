@@ -98,8 +98,8 @@ impl Outcome {
     }
 }
 
-/// What a broker promises; the relay and the configuration read it and ask for no more.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a broker promises; the relay and the configuration read it and ask for no more. By default nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Guarantees {
     /// Messages of one topic and key are received in the order in which they were stored.
     pub key_order: bool,

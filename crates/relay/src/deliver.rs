@@ -52,10 +52,10 @@ impl Delivery {
                 outcomes.set((b, m), outcome);
             }
         }
-        if let Some(way) = self.batches.first().and_then(|batch| batch.messages.first()).filter(|_| alive)
-            && let Some(way) = self.shared.routes.of(&way.message.topic)
-        {
-            self.shared.breakers.succeeded(&Destination::Broker(way.route.broker.clone()));
+        // All batches of a delivery go to one broker.
+        let first = batches.iter().flat_map(|batch| &batch.messages).next().filter(|_| alive);
+        if let Some(way) = first.and_then(|claimed| shared.routes.of(&claimed.message.topic)) {
+            shared.breakers.succeeded(&Destination::Broker(way.route.broker.clone()));
         }
         alive
     }

@@ -15,9 +15,7 @@ use crate::Shared;
 use crate::breaker::Destination;
 use crate::deliver::Failures;
 use crate::publish::{Outcomes, at, loads};
-
-/// The wait after the store failed; doubled each time.
-const STORE_WAIT: Duration = Duration::from_millis(20);
+use crate::train::STORE_WAIT;
 
 /// What a route has lost since the relay started.
 #[derive(Clone, Debug, PartialEq, Eq)]

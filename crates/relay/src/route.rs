@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use broker::{Format, Guarantees, Publisher};
-use message::{OnDead, Order, RetryPolicy, TopicPattern};
+use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern};
 
 /// When the store is told that a message was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,17 @@ pub enum Settle {
     /// After the broker has committed it together with a note of it, by which whoever comes next knows what is in the log:
     /// it is neither lost nor there twice. Its publisher must have transactions.
     Together,
+}
+
+impl Settle {
+    /// What keeps `semantics`, by this publisher.
+    pub fn keeping(semantics: Semantics, publisher: &dyn Publisher) -> Self {
+        match semantics {
+            Semantics::ExactlyOnce if publisher.transactions().is_some() => Self::Together,
+            _ if semantics.sends_again() => Self::After,
+            _ => Self::Before,
+        }
+    }
 }
 
 /// A way out for some topics.

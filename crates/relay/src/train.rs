@@ -33,7 +33,7 @@ const NEXT_LOOK: Duration = Duration::from_millis(2);
 const PANICKED: Duration = Duration::from_secs(1);
 
 /// The wait after the store failed; doubled each time.
-const STORE_WAIT: Duration = Duration::from_millis(20);
+pub(crate) const STORE_WAIT: Duration = Duration::from_millis(20);
 
 /// Runs a train for as long as the relay lives. One that panics leaves its batches as a crash would: its lanes are
 /// given up at once, so that whoever takes them finds the orphans, and a new train starts.

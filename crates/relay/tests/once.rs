@@ -1,6 +1,6 @@
 //! Routes that send at most once: settled before the broker hears of it, lost where it does not confirm, and counted.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -40,26 +40,16 @@ impl Looking {
 #[async_trait]
 impl Publisher for Looking {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            key_order: true,
-            ordered_batches: true,
-            groups: true,
-            fenced: true,
-            max_payload: None,
-            max_batch: 100,
-            deduplication: None,
-            durability: "",
-            needs: &[],
-        }
+        Guarantees { key_order: true, ordered_batches: true, max_batch: 100, ..Guarantees::default() }
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
         self.free.subscribe().wait_for(|free| *free).await.expect("the sender is ours");
-        let mut stopped: BTreeMap<Option<String>, ()> = BTreeMap::new();
+        let mut stopped: BTreeSet<Option<String>> = BTreeSet::new();
         let mut outcomes = Vec::new();
         for Outgoing { message, .. } in batch {
             // As a broker that keeps order does: after a failure, nothing of that key is tried.
-            if stopped.contains_key(&message.key) {
+            if stopped.contains(&message.key) {
                 outcomes.push(Outcome::Held);
                 continue;
             }
@@ -74,7 +64,7 @@ impl Publisher for Looking {
             self.seen.lock().expect("no panic").push((text, status));
             let outcome = (self.answer)(&message);
             if outcome != Outcome::Confirmed {
-                stopped.insert(message.key.clone(), ());
+                stopped.insert(message.key.clone());
             }
             outcomes.push(outcome);
         }

@@ -169,12 +169,14 @@ fn of_fleeting_route(name: &str, route: &Route, broker: Option<Guarantees>) -> P
     }
     part.loss
         .push(format!("`{}` does not confirm it: {lost}, and outbox_lost_total counts it.", route.broker));
-    part.loss.push(format!(
-        "`{}` is away: single messages try whether it is back, and are lost; the others wait in the store.",
-        route.broker
-    ));
+    if !route.semantics.bypasses_store() {
+        part.loss.push(format!(
+            "`{}` is away: single messages try whether it is back, and are lost; the others wait in the store.",
+            route.broker
+        ));
+        part.settings.insert("order".to_owned(), config::order(route.order).to_owned());
+    }
     part.duplicates.push("the broker itself delivers it again to a consumer.".to_owned());
-    part.settings.insert("order".to_owned(), config::order(route.order).to_owned());
     part.needs = broker.map(|broker| needs(&broker)).unwrap_or_default();
     part
 }

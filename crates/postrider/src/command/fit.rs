@@ -106,17 +106,7 @@ mod tests {
 
     /// A plain queue: no order, no groups.
     fn queue(receives: bool) -> BTreeMap<&'static str, Able> {
-        let guarantees = Guarantees {
-            key_order: false,
-            ordered_batches: false,
-            groups: false,
-            fenced: false,
-            max_payload: None,
-            max_batch: 1,
-            deduplication: None,
-            durability: "",
-            needs: &[],
-        };
+        let guarantees = Guarantees { max_batch: 1, ..Guarantees::default() };
         BTreeMap::from([("queue", Able { guarantees, transacts: false, receives })])
     }
 

@@ -97,18 +97,13 @@ fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Seman
     let mut routes = Vec::new();
     for (name, route) in &config.routes {
         let publisher = publisher_of(brokers, &route.broker)?;
-        let again = route.semantics.sends_again();
-        let publisher = match again {
+        let settle = relay::Settle::keeping(route.semantics, &*publisher);
+        let publisher = match route.semantics.sends_again() {
             true => publisher,
             // One for all routes of a broker, which has clients of its own.
             false => {
                 Arc::clone(once.entry(&route.broker).or_insert_with(|| publisher.once().unwrap_or(publisher)))
             }
-        };
-        let settle = match route.semantics {
-            _ if !again => relay::Settle::Before,
-            Semantics::ExactlyOnce if publisher.transactions().is_some() => relay::Settle::Together,
-            _ => relay::Settle::After,
         };
         let route_of = relay::Route {
             name: name.clone(),
