@@ -104,9 +104,11 @@ async fn an_endpoint_that_is_down_costs_no_message_an_attempt() {
 
     let endpoint = Endpoint::on(socket.listen(64).unwrap(), Arc::new(|_, _| ok()));
     world.processed(40).await;
+    // The marks are there before the batch is counted.
+    until(|| async { running.status().done == 40 }).await;
     until(|| async { running.status().condition == Condition::Running }).await;
     let status = running.status();
-    assert_eq!((status.done, status.parked, status.dead), (40, 0, 0));
+    assert_eq!((status.parked, status.dead), (0, 0));
     assert_eq!(endpoint.requests().len(), 40);
     running.drain().await;
 }

@@ -127,7 +127,7 @@ impl MysqlStore {
         }
         let trigger = migrate::has_trigger(&mut connection).await?;
         let unique = !partition::is_made(&mut connection).await?;
-        connection.disconnect().await?;
+        session::close(connection).await;
         Ok(Self {
             pool: Pool::new(options.clone()),
             options,

@@ -6,7 +6,7 @@
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error as Driver};
 
-use super::session::{connect, options};
+use super::session::{close, connect, options};
 use crate::Error;
 
 /// One step of the schema.
@@ -40,7 +40,7 @@ const PATIENCE: u32 = 60;
 pub async fn migrate(url: &str) -> Result<Vec<Migration>, Error> {
     let mut connection = connect(options(url, 2)?).await?;
     let applied = bring(&mut connection).await;
-    connection.disconnect().await?;
+    close(connection).await;
     applied
 }
 
@@ -51,7 +51,7 @@ pub async fn migrate(url: &str) -> Result<Vec<Migration>, Error> {
 pub async fn pending(url: &str) -> Result<Vec<Migration>, Error> {
     let mut connection = connect(options(url, 2)?).await?;
     let missing = missing(&mut connection).await;
-    connection.disconnect().await?;
+    close(connection).await;
     missing
 }
 

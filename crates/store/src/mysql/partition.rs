@@ -13,7 +13,7 @@ use super::MysqlStore;
 use super::error::Trouble;
 use super::migrate::{alone, done};
 use super::row::{Read, at};
-use super::session::connect;
+use super::session::{close, connect};
 use super::tally::any_part;
 use crate::column::millis;
 use crate::{Error, Retention};
@@ -90,7 +90,7 @@ pub(super) async fn rotate(store: &MysqlStore, retention: &Retention) -> Result<
         }
     }
     .await;
-    connection.disconnect().await?;
+    close(connection).await;
     match rotated {
         Err(Trouble::Again(error)) => {
             tracing::debug!(%error, "partitions are left as they are this time");

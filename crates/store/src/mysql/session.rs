@@ -69,6 +69,13 @@ pub(super) async fn connect(options: Opts) -> Result<Conn, Error> {
     }
 }
 
+/// Takes leave. The server may hang up before it has heard all of it, and what was done on the connection stays done.
+pub(super) async fn close(connection: Conn) {
+    if let Err(error) = connection.disconnect().await {
+        tracing::debug!(%error, "a connection was closed before its goodbye");
+    }
+}
+
 fn silent() -> Error {
     Error::Unavailable {
         reason: format!("no connection to the database within {PATIENCE:?}"),
