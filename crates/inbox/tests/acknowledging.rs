@@ -127,6 +127,10 @@ impl Amend for Returning {
         Err(away())
     }
 
+    async fn redeliver(&self, _: MessageId, _: &str, _: &str) -> Result<bool, Error> {
+        Err(away())
+    }
+
     async fn clean(&self, _: &Retention) -> Result<u64, Error> {
         Err(away())
     }

@@ -187,6 +187,8 @@ pub(crate) struct Consumer {
     pub(crate) keep_ids: Duration,
     /// How old a message may be that people send again without being asked whether they mean it.
     pub(crate) replay: Duration,
+    /// When what it has not acknowledged is sent again; never when absent.
+    pub(crate) acknowledge: Option<Acknowledge>,
     /// What is kept in order.
     pub(crate) order: Order,
     /// What a Dead message does to its key.
@@ -195,6 +197,24 @@ pub(crate) struct Consumer {
     pub(crate) retry: RetryPolicy,
     /// What is done with a message.
     pub(crate) handler: Handler,
+}
+
+/// `[consumers.x] acknowledge`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Acknowledge {
+    /// How long a message may be with the group.
+    pub(crate) timeout: Duration,
+    /// How often the relay looks.
+    pub(crate) check_every: Duration,
+    /// How often a message is sent again.
+    pub(crate) max_redeliveries: u32,
+}
+
+impl Acknowledge {
+    /// How long after it was sent first a message may be sent again.
+    pub(crate) fn horizon(self) -> Duration {
+        (self.timeout + self.check_every).saturating_mul(self.max_redeliveries.saturating_add(1))
+    }
 }
 
 /// How duplicates are recognised.

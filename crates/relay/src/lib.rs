@@ -23,6 +23,7 @@ mod heart;
 mod leases;
 mod locks;
 mod once;
+mod overdue;
 mod publish;
 mod route;
 mod suspects;
@@ -42,6 +43,7 @@ use uuid::Uuid;
 pub use breaker::BreakerView;
 pub use direct::{Direct, NotTaken, Try};
 pub use once::Loss;
+pub use overdue::{Overdue, Patience};
 pub use route::{Route, Settle};
 
 use breaker::Breakers;
@@ -74,6 +76,8 @@ pub struct Settings {
     pub drain: Duration,
     /// Which groups must acknowledge a topic whose writer named none.
     pub groups: Groups,
+    /// How long groups may take to acknowledge; those that are not named may take for ever.
+    pub patience: Vec<Patience>,
     /// Locks and counts each message before it is sent, beside the lane.
     pub claims: Option<Arc<dyn Claims>>,
     /// How people see this relay: by its process id, unless said otherwise.
@@ -90,6 +94,7 @@ impl Default for Settings {
             trains: 2,
             drain: Duration::from_secs(10),
             groups: Arc::new(|_| Vec::new()),
+            patience: Vec::new(),
             claims: None,
             name: format!("relay-{}", std::process::id()),
         }
@@ -115,6 +120,7 @@ struct Shared {
     breakers: Breakers,
     suspects: Suspects,
     losses: Losses,
+    overdue: overdue::Board,
     lines: Lines,
     leases: Leases,
     settings: Settings,
@@ -137,6 +143,8 @@ pub struct Status {
     pub breakers: Vec<BreakerView>,
     /// What routes that send at most once have lost.
     pub losses: Vec<Loss>,
+    /// What groups have not acknowledged in time.
+    pub overdue: Vec<Overdue>,
     /// What keeps it from working, if anything does.
     pub problem: Option<String>,
 }
@@ -158,6 +166,7 @@ impl Relay {
             breakers: Breakers::default(),
             suspects: Suspects::default(),
             losses: Losses::default(),
+            overdue: overdue::Board::default(),
             lines: Lines::default(),
             leases: Leases::default(),
             settings,
@@ -169,6 +178,9 @@ impl Relay {
         let mut trains = JoinSet::new();
         for number in 0..shared.settings.trains.max(1) {
             trains.spawn(train::supervise(number, shared.clone()));
+        }
+        for patience in shared.settings.patience.clone() {
+            trains.spawn(overdue::watch(patience, shared.clone()));
         }
         let bell = tokio::spawn(listen(shared.clone()));
         let heart = Heart::start(shared.clone());
@@ -187,6 +199,7 @@ async fn listen(shared: Arc<Shared>) {
 /// A relay at work. Dropped without a drain, it stops like a crash: its lanes free themselves.
 pub struct Running {
     shared: Arc<Shared>,
+    /// And those who look after what is overdue.
     trains: JoinSet<()>,
     bell: tokio::task::JoinHandle<()>,
     heart: Option<Heart>,
@@ -254,6 +267,13 @@ impl Reporter {
     /// How it is doing now.
     pub fn status(&self) -> Status {
         let (lanes, instances, problem) = self.0.leases.report();
-        Status { lanes, instances, breakers: self.0.breakers.views(), losses: self.0.losses.views(), problem }
+        Status {
+            lanes,
+            instances,
+            breakers: self.0.breakers.views(),
+            losses: self.0.losses.views(),
+            overdue: self.0.overdue.views(),
+            problem,
+        }
     }
 }

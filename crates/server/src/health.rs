@@ -26,6 +26,22 @@ pub type Health = Arc<dyn Fn() -> Vec<Component> + Send + Sync>;
 /// Messages lost since the start, by route or by group, where losing them was chosen. Must not block either.
 pub type Lost = Arc<dyn Fn() -> Vec<(String, u64)> + Send + Sync>;
 
+/// What a consumer group has not acknowledged in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// The group.
+    pub group: String,
+    /// Messages that are overdue now.
+    pub overdue: u64,
+    /// Of those, sent again as often as they may be.
+    pub given_up: u64,
+    /// Messages sent again since the start.
+    pub redelivered: u64,
+}
+
+/// What groups have not acknowledged in time. Must not block either.
+pub type AllOverdue = Arc<dyn Fn() -> Vec<Overdue> + Send + Sync>;
+
 /// How the service is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct HealthView {

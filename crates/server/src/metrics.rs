@@ -6,8 +6,10 @@ use admin::{CountsView, InboxCountsView, LatencyView};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
+use crate::health::Overdue;
+
 /// The outbox.
-pub(crate) fn outbox(counts: &CountsView, lost: &[(String, u64)]) -> String {
+pub(crate) fn outbox(counts: &CountsView, lost: &[(String, u64)], overdue: &[Overdue]) -> String {
     let mut text = String::with_capacity(4096);
     let gauge = "gauge";
     let counter = "counter";
@@ -45,6 +47,28 @@ pub(crate) fn outbox(counts: &CountsView, lost: &[(String, u64)]) -> String {
         // A route is named by whoever writes the configuration.
         let route = route.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         line(&mut text, format_args!("outbox_lost_total{{route=\"{route}\"}} {messages}"));
+    }
+    type Read = fn(&Overdue) -> u64;
+    let families: [(&str, &str, &str, Read); 3] = [
+        ("outbox_overdue", gauge, "Messages that a group has not acknowledged in time.", |one| one.overdue),
+        (
+            "outbox_unprocessed",
+            gauge,
+            "Messages that a group has not acknowledged though they were sent again as often as they may be.",
+            |one| one.given_up,
+        ),
+        (
+            "outbox_redelivered_total",
+            counter,
+            "Messages sent again because a group did not acknowledge them in time.",
+            |one| one.redelivered,
+        ),
+    ];
+    for (name, kind, help, read) in families {
+        head(&mut text, name, kind, help);
+        for one in overdue {
+            line(&mut text, format_args!("{name}{{group=\"{}\"}} {}", one.group, read(one)));
+        }
     }
     histogram(
         &mut text,

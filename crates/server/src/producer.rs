@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::Hosts;
-use crate::health::{Health, Lost};
+use crate::health::{AllOverdue, Health, Lost};
 use crate::live::Live;
 use crate::problem::Failure;
 use crate::serve::Closing;
@@ -31,6 +31,8 @@ pub struct Producer {
     pub health: Health,
     /// What they have lost.
     pub lost: Lost,
+    /// What groups have not acknowledged in time.
+    pub overdue: AllOverdue,
     /// What is promised.
     pub contract: Arc<Contract>,
     /// Bytes of a request body at most.
@@ -97,7 +99,7 @@ pub fn producer(producer: Producer) -> Router {
 
 async fn scrape(State(app): App) -> Response {
     match app.desk.counts().await {
-        Ok(counts) => metrics::answer(metrics::outbox(&counts, &(app.lost)())),
+        Ok(counts) => metrics::answer(metrics::outbox(&counts, &(app.lost)(), &(app.overdue)())),
         Err(problem) => Failure(problem).into_response(),
     }
 }

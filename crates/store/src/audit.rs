@@ -20,6 +20,14 @@ pub(crate) fn changed(before: &Record, after: Option<&Record>) -> String {
     json!({ "before": was, "after": is }).to_string()
 }
 
+/// Who redelivers.
+pub(crate) const RELAY: &str = "relay";
+
+/// A message is sent again for this group.
+pub(crate) fn redelivered(group: &str, why: &str) -> String {
+    json!({ "group": group, "why": why }).to_string()
+}
+
 /// A message of the inbox was given a fresh start for this group.
 pub(crate) fn unparked(group: &str) -> String {
     json!({ "group": group }).to_string()

@@ -83,6 +83,7 @@ delegate! { Amend to store:
     requeue(id: MessageId, actor: &str) -> Result<(), Error>;
     edit(id: MessageId, edit: &Edit, actor: &str) -> Result<(), Error>;
     discard(id: MessageId, actor: &str) -> Result<(), Error>;
+    redeliver(id: MessageId, group: &str, why: &str) -> Result<bool, Error>;
     delete(id: MessageId, actor: &str) -> Result<(), Error>;
     acknowledge(done: Vec<(MessageId, String)>) -> Result<Vec<Acknowledged>, Error>;
     clean(retention: &Retention) -> Result<u64, Error>;

@@ -252,6 +252,9 @@ macro_rules! store_cases {
             amend::an_acknowledgement_before_the_settle_is_not_lost => AcknowledgesLater;
             amend::what_was_sent_without_an_answer_can_be_acknowledged => ForgetsWhatWasTried;
             amend::only_what_was_sent_can_be_acknowledged_and_only_by_those_asked => AcceptsAnyAcknowledgement;
+            amend::what_a_group_did_not_acknowledge_is_sent_again_as_a_new_delivery => RedeliversInWords;
+            amend::what_is_acknowledged_or_not_sent_is_not_redelivered => RedeliversInWords;
+            amend::what_is_sent_again_can_be_acknowledged_meanwhile => ForgetsWhatWasTried;
             amend::every_action_is_audited => HidesAudit;
             amend::retention_keeps_what_somebody_still_needs => CleansEverything;
         }

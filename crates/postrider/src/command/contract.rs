@@ -304,6 +304,16 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
         ("dedup", group.dedup.word().to_owned()),
         ("keep_ids", duration_text(group.keep_ids)),
         ("replay", duration_text(group.replay)),
+        (
+            "acknowledge",
+            group.acknowledge.map_or_else(
+                || "never asked for again".to_owned(),
+                |acknowledge| {
+                    let (timeout, most) = (duration_text(acknowledge.timeout), acknowledge.max_redeliveries);
+                    format!("within {timeout}, or sent again, {most} times at most")
+                },
+            ),
+        ),
         ("order", config::order(group.order).to_owned()),
         ("on_dead", config::on_dead(group.on_dead).to_owned()),
         ("retry.max_attempts", group.retry.max_attempts.to_string()),

@@ -12,7 +12,7 @@ use super::read::Places;
 use super::section::nearest;
 use super::tree::Origin;
 use super::units::duration_text;
-use super::{Complaint, Config, Consumer, Dedup, Handler, Place, Route};
+use super::{Acknowledge, Complaint, Config, Consumer, Dedup, Handler, Place, Route};
 
 /// Why a group cannot keep a promise, and the nearest that it can; nothing where it can.
 fn unkept_by_group(semantics: Semantics) -> Option<(&'static str, Semantics)> {
@@ -200,6 +200,7 @@ impl Checker<'_> {
                 ));
             }
             self.keep_ids(&section, consumer, route_name, route);
+            self.acknowledge(&section, consumer, route_name, route);
         }
         self.dedup(&section, consumer);
         self.outside(&section, consumer);
@@ -209,17 +210,46 @@ impl Checker<'_> {
     /// An id that is forgotten while its message can still come again is a duplicate that nobody recognises.
     fn keep_ids(&mut self, section: &str, consumer: &Consumer, route_name: &str, route: &Route) {
         let retried = if route.semantics.sends_again() { route.retry.give_up_after } else { Duration::ZERO };
-        let longest = retried.saturating_add(consumer.replay);
+        let redelivered = consumer.acknowledge.map(Acknowledge::horizon).unwrap_or_default();
+        let longest = retried.saturating_add(redelivered).saturating_add(consumer.replay);
         let margin = (longest / 10).max(Duration::from_secs(60 * 60));
         let least = longest.saturating_add(margin);
         if consumer.keep_ids < least {
             let (kept, least) = (duration_text(consumer.keep_ids), duration_text(least));
-            let (retried, replayed) = (duration_text(retried), duration_text(consumer.replay));
+            let by = match consumer.acknowledge {
+                Some(_) => "retry.give_up_after, acknowledge",
+                None => "retry.give_up_after",
+            };
+            let retried = duration_text(retried.saturating_add(redelivered));
+            let replayed = duration_text(consumer.replay);
             self.refuse(&format!("{section}.keep_ids"), format!(
-                "{kept} is too short: routes.{route_name} may send a message again for {retried} (retry.give_up_after), \
+                "{kept} is too short: routes.{route_name} may send a message again for {retried} ({by}), \
                  people may for another {replayed} (replay), and an id forgotten before that is done twice; keep ids for \
                  at least {least}"
             ));
+        }
+    }
+
+    /// What promises to come once is not sent again.
+    fn acknowledge(&mut self, section: &str, consumer: &Consumer, route_name: &str, route: &Route) {
+        if consumer.acknowledge.is_none() {
+            return;
+        }
+        let setting = format!("{section}.acknowledge");
+        if !route.semantics.sends_again() {
+            self.refuse(&setting, format!(
+                "routes.{route_name} promises {}, so nothing of it is sent again: leave `acknowledge` out, or let the \
+                 route promise at-least-once",
+                route.semantics
+            ));
+        }
+        if consumer.semantics == Semantics::AtMostOnce {
+            self.refuse(
+                &setting,
+                "the group promises at-most-once, and what is sent again could be done twice: leave \
+                 `acknowledge` out, or let the group promise at-least-once"
+                    .to_owned(),
+            );
         }
     }
 

@@ -11,8 +11,8 @@ use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern, check_group, 
 use super::section::{Complaints, Found, Section, nearest};
 use super::tree::{Node, Origin, Table, Value};
 use super::{
-    Broker, Claims, Complaint, Config, Consumer, ConsumerSide, Dedup, Handler, Log, LogFormat, Place,
-    Producer, Relay, Route,
+    Acknowledge, Broker, Claims, Complaint, Config, Consumer, ConsumerSide, Dedup, Handler, Log, LogFormat,
+    Place, Producer, Relay, Route,
 };
 
 const SECTIONS: [&str; 8] =
@@ -258,13 +258,14 @@ impl<'a> Reader<'a> {
     }
 
     fn consumers(&mut self, node: Option<Node>) -> BTreeMap<String, Consumer> {
-        const KEYS: [&str; 10] = [
+        const KEYS: [&str; 11] = [
             "topics",
             "broker",
             "semantics",
             "dedup",
             "keep_ids",
             "replay",
+            "acknowledge",
             "order",
             "on_dead",
             "retry",
@@ -285,6 +286,7 @@ impl<'a> Reader<'a> {
                 dedup: self.dedup(&mut section),
                 keep_ids: section.duration("keep_ids", Duration::from_secs(7 * 24 * 60 * 60)),
                 replay: section.duration("replay", Duration::from_secs(3 * 24 * 60 * 60)),
+                acknowledge: self.acknowledge(&mut section),
                 order: section.word("order", &ORDERS, Order::Key),
                 on_dead: section.word("on_dead", &ON_DEADS, OnDead::Hold),
                 retry: self.retry(&mut section),
@@ -293,6 +295,20 @@ impl<'a> Reader<'a> {
             consumers.insert(name, consumer);
         }
         consumers
+    }
+
+    fn acknowledge(&mut self, section: &mut Section<'a>) -> Option<Acknowledge> {
+        const KEYS: [&str; 3] = ["timeout", "check_every", "max_redeliveries"];
+        if !section.has("acknowledge") {
+            return None;
+        }
+        let mut acknowledge = self.section(&section.name("acknowledge"), section.take("acknowledge"), &KEYS);
+        self.mark(&acknowledge, &KEYS);
+        Some(Acknowledge {
+            timeout: acknowledge.duration("timeout", Duration::from_secs(30 * 60)),
+            check_every: acknowledge.duration("check_every", Duration::from_secs(30)),
+            max_redeliveries: acknowledge.number("max_redeliveries", 0, 1_000, 3),
+        })
     }
 
     fn topics(&mut self, section: &mut Section<'a>) -> Vec<String> {

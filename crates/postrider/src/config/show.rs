@@ -7,7 +7,7 @@ use message::{OnDead, Order, RetryPolicy};
 use store::Sent;
 
 use super::units::{duration_text, size_text};
-use super::{ACCEPT_LOSS, Config, Handler, LogFormat, Place};
+use super::{ACCEPT_LOSS, Acknowledge, Config, Handler, LogFormat, Place};
 
 impl Config {
     /// The whole as TOML, every default spelled out.
@@ -129,6 +129,14 @@ impl Config {
             writeln!(out, "dedup = \"{}\"", consumer.dedup.word())?;
             writeln!(out, "keep_ids = \"{}\"", duration_text(consumer.keep_ids))?;
             writeln!(out, "replay = \"{}\"", duration_text(consumer.replay))?;
+            if let Some(Acknowledge { timeout, check_every, max_redeliveries }) = consumer.acknowledge {
+                let (timeout, check_every) = (duration_text(timeout), duration_text(check_every));
+                writeln!(
+                    out,
+                    "acknowledge = {{ timeout = \"{timeout}\", check_every = \"{check_every}\", \
+                     max_redeliveries = {max_redeliveries} }}"
+                )?;
+            }
             writeln!(
                 out,
                 "order = \"{}\"\non_dead = \"{}\"",

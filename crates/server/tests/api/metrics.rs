@@ -39,6 +39,9 @@ async fn the_outbox_is_measured_under_the_names_that_were_asked_for() {
     assert_eq!(value(text, "outbox_publish_failure_total"), 2.0);
     assert_eq!(value(text, "outbox_dead_total"), 1.0);
     assert_eq!(value(text, "outbox_lost_total{route=\"fleeting\"}"), 3.0);
+    assert_eq!(value(text, "outbox_overdue{group=\"analytics\"}"), 7.0);
+    assert_eq!(value(text, "outbox_unprocessed{group=\"analytics\"}"), 2.0);
+    assert_eq!(value(text, "outbox_redelivered_total{group=\"analytics\"}"), 9.0);
     assert_eq!(value(text, "outbox_write_to_sent_seconds_count"), 1.0);
     assert_eq!(value(text, "outbox_write_to_sent_seconds_bucket{le=\"+Inf\"}"), 1.0);
     assert_eq!(value(text, "outbox_sent_to_acknowledged_seconds_count"), 0.0);

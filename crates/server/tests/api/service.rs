@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use inbox::{Group, Handler};
 use message::{Limits, OnDead, Order, RetryPolicy, Semantics, TopicPattern};
 use serde_json::Value;
-use server::{Component, Consumer, Hosts, Producer, consumer, producer};
+use server::{Component, Consumer, Hosts, Overdue, Producer, consumer, producer};
 use store::sqlite::SqliteStore;
 use store::{
     Batch, Beat, Claim, ClaimOrder, InboxRules, Instance, Lanes, Lease, Settlement, TopicRule, Verdict,
@@ -70,6 +70,7 @@ impl Service {
         let health: server::Health = Arc::new(move || parts.clone());
         let group =
             |name: &str, handler| Arc::new(Group::new(name, Arc::new(store.clone()), handler, rules()));
+        let late = Overdue { group: "analytics".to_owned(), overdue: 7, given_up: 2, redelivered: 9 };
         let groups = vec![
             group("default-consumer-group", Handler::Log),
             group("analytics-group", Handler::Sql("INSERT INTO no_such_table VALUES (:id)".into())),
@@ -79,6 +80,7 @@ impl Service {
                 desk: Arc::clone(&desk),
                 health: Arc::clone(&health),
                 lost: Arc::new(|| vec![("fleeting".to_owned(), 3)]),
+                overdue: Arc::new(move || vec![late.clone()]),
                 contract: Arc::new(contract()),
                 body_limit: BODY_LIMIT,
                 hosts: Hosts::default(),

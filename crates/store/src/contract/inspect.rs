@@ -40,6 +40,15 @@ pub struct Record {
     pub acknowledgements: Vec<Acknowledgement>,
 }
 
+impl Record {
+    /// It is Sent, `group` must acknowledge it, and has not.
+    pub fn waits_for(&self, group: &str) -> bool {
+        let asked = self.ack_groups.iter().flatten().any(|name| name == group);
+        let done = self.acknowledgements.iter().any(|done| done.group == group);
+        self.state.status == Status::Sent && asked && !done
+    }
+}
+
 /// A group said that it is done with a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acknowledgement {
@@ -265,6 +274,8 @@ impl Default for Retention {
 /// 3. Requeueing or discarding a Dead message that holds a key lets those behind it go, after it, in order.
 /// 4. Acknowledging is idempotent, legal for what was or [may have been](message::State::perhaps_sent) sent, and never
 ///    lost by a settle that follows it.
+/// 5. `redeliver` changes what is Sent and not acknowledged by the group, and nothing else. Meanwhile the message can be
+///    acknowledged as before.
 #[async_trait]
 pub trait Amend: Send + Sync {
     /// Sends Dead messages again, each at the front of its key.
@@ -281,6 +292,10 @@ pub trait Amend: Send + Sync {
 
     /// Records that groups are done with messages. One answer each, in order.
     async fn acknowledge(&self, done: Vec<(MessageId, String)>) -> Result<Vec<Acknowledged>, Error>;
+
+    /// Sends a Sent message again because `group` has not acknowledged it, under a new delivery number; `why` is its last
+    /// error from then on. Answers whether it was so.
+    async fn redeliver(&self, id: MessageId, group: &str, why: &str) -> Result<bool, Error>;
 
     /// Removes what is older than `retention`, a bounded number at a time. Answers how many.
     async fn clean(&self, retention: &Retention) -> Result<u64, Error>;

@@ -15,7 +15,7 @@ use super::lane::{self, Place};
 use super::row::at;
 use super::session::{Tx, commit};
 use super::{MysqlStore, acknowledge, retain, settle, tally};
-use crate::audit::changed;
+use crate::audit::{RELAY, changed, redelivered};
 use crate::column::{headers_json, word};
 use crate::tally::Tally;
 use crate::{Acknowledged, Amend, Edit, Error, Record, Retention};
@@ -75,6 +75,19 @@ impl Amend for MysqlStore {
         .await
     }
 
+    async fn redeliver(&self, id: MessageId, group: &str, why: &str) -> Result<bool, Error> {
+        let asked = Arc::new((group.to_owned(), why.to_owned()));
+        let again = self.run(move |store| {
+            let asked = Arc::clone(&asked);
+            async move { store.redeliver_once(id, &asked.0, &asked.1).await }
+        });
+        let again = again.await?;
+        if again {
+            self.ring();
+        }
+        Ok(again)
+    }
+
     async fn clean(&self, retention: &Retention) -> Result<u64, Error> {
         retain::clean(self, *retention).await
     }
@@ -101,8 +114,11 @@ impl MysqlStore {
         let (record, slot) = find(&mut tx, id).await?.ok_or_else(unknown)?;
         let mut moved = Tally::default();
         match action {
-            Action::Requeue => again(&mut tx, &record, &record.message, &mut moved).await?,
-            Action::Edit(edit) => again(&mut tx, &record, &mended(&record.message, edit), &mut moved).await?,
+            Action::Requeue => again(&mut tx, &record, &record.message, Event::Requeued, &mut moved).await?,
+            Action::Edit(edit) => {
+                let message = mended(&record.message, edit);
+                again(&mut tx, &record, &message, Event::Requeued, &mut moved).await?
+            }
             Action::Discard => {
                 self.remove(&mut tx, &record, slot, Event::Discarded, &place, &mut moved).await?
             }
@@ -112,6 +128,27 @@ impl MysqlStore {
         audit(&mut tx, place.now, actor, action.name(), id, &changed(&record, after.as_ref())).await?;
         tally::write(moved, &mut tx, place.part()).await?;
         commit(tx).await
+    }
+
+    async fn redeliver_once(&self, id: MessageId, group: &str, why: &str) -> Result<bool, Trouble> {
+        let mut tx = self.begin().await?;
+        let Some((_, slot)) = find(&mut tx, id).await? else { return Ok(false) };
+        let place = lane::lock_slot(&mut tx, slot).await?;
+        // Read again: what was seen before the lock may be over.
+        let found = find(&mut tx, id).await?.map(|(record, _)| record);
+        let Some(record) = found.filter(|record| record.waits_for(group)) else {
+            // Now, and not when the connection is tidied up: relays pass a lane by that is locked.
+            tx.rollback().await?;
+            return Ok(false);
+        };
+        let mut moved = Tally::default();
+        again(&mut tx, &record, &record.message, Event::Unacknowledged, &mut moved).await?;
+        tx.exec_drop("UPDATE outbox_events SET last_error = ? WHERE seq = ?", (why, record.seq)).await?;
+        forget_asked(&mut tx, &record).await?;
+        audit(&mut tx, place.now, RELAY, "redeliver", id, &redelivered(group, why)).await?;
+        tally::write(moved, &mut tx, place.part()).await?;
+        commit(tx).await?;
+        Ok(true)
     }
 
     async fn remove(
@@ -137,15 +174,21 @@ impl MysqlStore {
         if record.state.status == message::Status::Sent {
             self.uncount(moved, removed);
         }
-        for group in record.ack_groups.iter().flatten() {
-            tx.exec_drop("DELETE FROM outbox_unacknowledged WHERE grp = ? AND seq = ?", (group, record.seq))
-                .await?;
-        }
+        forget_asked(tx, record).await?;
         if lifted {
             hold::drain(tx, place).await?;
         }
         Ok(())
     }
+}
+
+/// Nobody is waited for any more.
+async fn forget_asked(tx: &mut Tx<'_>, record: &Record) -> Result<(), Trouble> {
+    for group in record.ack_groups.iter().flatten() {
+        tx.exec_drop("DELETE FROM outbox_unacknowledged WHERE grp = ? AND seq = ?", (group, record.seq))
+            .await?;
+    }
+    Ok(())
 }
 
 fn mended(message: &Message, edit: &Edit) -> Message {
@@ -172,15 +215,17 @@ pub(super) async fn audit(
     Ok(())
 }
 
-/// A fresh start for a Dead message, at its old place: those it holds stay behind it.
+/// A fresh start for a message, at its old place: those it holds stay behind it.
 async fn again(
     tx: &mut Tx<'_>,
     record: &Record,
     message: &Message,
+    event: Event,
     moved: &mut Tally,
 ) -> Result<(), Trouble> {
-    let Next::State(state) = step(record.state, Event::Requeued)? else {
-        return Err(Trouble::Final(Error::Broken("a requeued message cannot vanish".to_owned())));
+    let Next::State(state) = step(record.state, event)? else {
+        let why = format!("a {} message cannot vanish", event.name());
+        return Err(Trouble::Final(Error::Broken(why)));
     };
     let values: Vec<Value> = vec![
         word(state.status).into(),

@@ -11,7 +11,7 @@ use super::error::Trouble;
 use super::inspect::find;
 use super::row::count;
 use super::{PostgresStore, retain, tally};
-use crate::audit::changed;
+use crate::audit::{RELAY, changed, redelivered};
 use crate::column::{headers_json, word};
 use crate::tally::Tally;
 use crate::{Acknowledged, Amend, Edit, Error, Record, Retention};
@@ -67,6 +67,19 @@ impl Amend for PostgresStore {
         .await
     }
 
+    async fn redeliver(&self, id: MessageId, group: &str, why: &str) -> Result<bool, Error> {
+        let again = repeat(|| async {
+            let tx = self.connections.transaction().await?;
+            let result = redeliver(&tx, id, group, why).await;
+            tx.end(result).await
+        })
+        .await?;
+        if again {
+            self.ring();
+        }
+        Ok(again)
+    }
+
     async fn clean(&self, retention: &Retention) -> Result<u64, Error> {
         retain::clean(self, retention).await
     }
@@ -91,13 +104,33 @@ async fn act(tx: &Transaction, id: MessageId, actor: &str, action: &Action<'_>) 
     let lane = lane?;
     let record = find(tx, id).await?.ok_or_else(|| Error::Refused(format!("there is no message {id}")))?;
     match action {
-        Action::Requeue => again(tx, &record, &record.message, lane).await?,
-        Action::Edit(edit) => again(tx, &record, &edited(&record.message, edit), lane).await?,
+        Action::Requeue => again(tx, &record, &record.message, lane, Event::Requeued).await?,
+        Action::Edit(edit) => {
+            again(tx, &record, &edited(&record.message, edit), lane, Event::Requeued).await?
+        }
         Action::Discard => remove(tx, &record, Event::Discarded).await?,
         Action::Delete => remove(tx, &record, Event::Deleted).await?,
     }
     let after = find(tx, id).await?;
     audit(tx, actor, action.name(), id, &changed(&record, after.as_ref())).await
+}
+
+async fn redeliver(tx: &Transaction, id: MessageId, group: &str, why: &str) -> Result<bool, Trouble> {
+    let (begun, lane) = tokio::join!(biased; tx.begin(), lock(tx, id));
+    begun?;
+    let lane = lane?;
+    let Some(record) = find(tx, id).await?.filter(|record| record.waits_for(group)) else {
+        return Ok(false);
+    };
+    again(tx, &record, &record.message, lane, Event::Unacknowledged).await?;
+    tx.execute(
+        "UPDATE outbox_events SET last_error = $2 WHERE seq = $1",
+        &[(&record.seq, Type::INT8), (&why, Type::TEXT)],
+    )
+    .await?;
+    tx.execute("DELETE FROM outbox_unacknowledged WHERE seq = $1", &[(&record.seq, Type::INT8)]).await?;
+    audit(tx, RELAY, "redeliver", id, &redelivered(group, why)).await?;
+    Ok(true)
 }
 
 /// Locks the lane of a message, if there is one: its relay is not at it from now on.
@@ -136,15 +169,16 @@ pub(super) async fn audit(
     Ok(())
 }
 
-/// A fresh start for a Dead message, at its old place: those it holds stay behind it.
+/// A fresh start for a message, at its old place: those it holds stay behind it.
 async fn again(
     tx: &Transaction,
     record: &Record,
     message: &Message,
     lane: Option<i16>,
+    event: Event,
 ) -> Result<(), Trouble> {
-    let Next::State(state) = step(record.state, Event::Requeued)? else {
-        return Err(Error::Broken("a requeued message cannot vanish".to_owned()).into());
+    let Next::State(state) = step(record.state, event)? else {
+        return Err(Error::Broken(format!("a {} message cannot vanish", event.name())).into());
     };
     tx.execute(
         "UPDATE outbox_events SET status = $2, ready = true, held = false, attempts = $3, crashes = $4,

@@ -11,7 +11,7 @@ use message::{Event, MessageId, Next, step};
 use super::RedisStore;
 use super::reply::{odd, status, word};
 use super::script::script;
-use crate::audit::changed;
+use crate::audit::{RELAY, changed, redelivered};
 use crate::column::headers_json;
 use crate::{Acknowledged, Amend, Edit, Error, Inspect, Record, Retention};
 
@@ -22,6 +22,7 @@ const TRIES: usize = 16;
 const MOST: usize = 500;
 
 script!(AMEND: "prelude.lua", "hold.lua", "amend.lua", "amend_one.lua");
+script!(REDELIVER: "prelude.lua", "hold.lua", "amend.lua", "redeliver.lua");
 script!(ACKNOWLEDGE: "prelude.lua", "acknowledge.lua", "acknowledge_all.lua");
 
 #[async_trait]
@@ -56,6 +57,17 @@ impl Amend for RedisStore {
             }
         }
         Ok(answers)
+    }
+
+    async fn redeliver(&self, id: MessageId, group: &str, why: &str) -> Result<bool, Error> {
+        let mut call = self.script(&REDELIVER);
+        call.arg(id.to_string()).arg(group).arg(why).arg(RELAY).arg("redeliver");
+        call.arg(redelivered(group, why));
+        let again = self.write(&call).await?.flag()?;
+        if again {
+            self.ring();
+        }
+        Ok(again)
     }
 
     async fn clean(&self, retention: &Retention) -> Result<u64, Error> {

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OptionalExtension, Params, params};
 use super::inspect::{find, in_flight};
 use super::row::{groups, now, state};
 use super::{SqliteStore, hold, retain, tally};
-use crate::audit::changed;
+use crate::audit::{RELAY, changed, redelivered};
 use crate::column::{between, headers_json, word};
 use crate::tally::{Tally, Wait};
 use crate::{Acknowledged, Amend, Edit, Error, Record, Retention};
@@ -18,8 +18,10 @@ use crate::{Acknowledged, Amend, Edit, Error, Record, Retention};
 #[async_trait]
 impl Amend for SqliteStore {
     async fn requeue(&self, id: MessageId, actor: &str) -> Result<(), Error> {
-        self.amend(id, actor, "requeue", |connection, record| again(connection, record, &record.message))
-            .await?;
+        self.amend(id, actor, "requeue", |connection, record| {
+            again(connection, record, &record.message, Event::Requeued)
+        })
+        .await?;
         self.ring();
         Ok(())
     }
@@ -31,7 +33,7 @@ impl Amend for SqliteStore {
             message.payload = edit.payload.unwrap_or(message.payload);
             message.content_type = edit.content_type.unwrap_or(message.content_type);
             message.headers = edit.headers.unwrap_or(message.headers);
-            again(connection, record, &message)
+            again(connection, record, &message, Event::Requeued)
         })
         .await?;
         self.ring();
@@ -64,6 +66,33 @@ impl Amend for SqliteStore {
                 Ok(answers)
             })
             .await
+    }
+
+    async fn redeliver(&self, id: MessageId, group: &str, why: &str) -> Result<bool, Error> {
+        let (group, why) = (group.to_owned(), why.to_owned());
+        let again = self.file.write(move |connection| {
+            let Some(record) = find(connection, id)?.filter(|record| record.waits_for(&group)) else {
+                return Ok(false);
+            };
+            again(connection, &record, &record.message, Event::Unacknowledged)?;
+            connection.execute(
+                "UPDATE outbox_events SET last_error = ?2 WHERE seq = ?1",
+                params![record.seq, why],
+            )?;
+            for group in record.ack_groups.iter().flatten() {
+                connection.execute(
+                    "DELETE FROM outbox_unacknowledged WHERE grp = ?1 AND seq = ?2",
+                    params![group, record.seq],
+                )?;
+            }
+            audit(connection, RELAY, "redeliver", id, &redelivered(&group, &why))?;
+            Ok::<_, Error>(true)
+        });
+        let again = again.await?;
+        if again {
+            self.ring();
+        }
+        Ok(again)
     }
 
     async fn clean(&self, retention: &Retention) -> Result<u64, Error> {
@@ -107,10 +136,10 @@ pub(super) fn audit(
     Ok(())
 }
 
-/// A fresh start for a Dead message, at its old place: those it holds stay behind it.
-fn again(connection: &Connection, record: &Record, message: &Message) -> Result<(), Error> {
-    let Next::State(state) = step(record.state, Event::Requeued)? else {
-        return Err(Error::Broken("a requeued message cannot vanish".to_owned()));
+/// A fresh start for a message, at its old place: those it holds stay behind it.
+fn again(connection: &Connection, record: &Record, message: &Message, event: Event) -> Result<(), Error> {
+    let Next::State(state) = step(record.state, event)? else {
+        return Err(Error::Broken(format!("a {} message cannot vanish", event.name())));
     };
     connection.execute(
         "UPDATE outbox_events SET status = ?2, ready = 1, held = 0, attempts = ?3, crashes = ?4,

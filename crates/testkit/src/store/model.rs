@@ -54,6 +54,7 @@ enum Step {
     Discard(usize),
     Delete(usize),
     Acknowledge(usize),
+    Redeliver(usize),
 }
 
 /// What becomes of one message of a batch.
@@ -141,6 +142,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<usize>().prop_map(Step::Discard),
         1 => any::<usize>().prop_map(Step::Delete),
         2 => any::<usize>().prop_map(Step::Acknowledge),
+        2 => any::<usize>().prop_map(Step::Redeliver),
     ]
 }
 
@@ -199,6 +201,7 @@ impl History {
             Step::Discard(number) => self.amend(*number, Event::Discarded).await,
             Step::Delete(number) => self.amend(*number, Event::Deleted).await,
             Step::Acknowledge(number) => self.acknowledge(*number).await,
+            Step::Redeliver(number) => self.redeliver(*number).await,
         }
     }
 
@@ -320,6 +323,16 @@ impl History {
         match answers {
             Ok(answers) if answers == [expected.clone()] => Ok(()),
             other => Err(format!("an acknowledgement answered {other:?} and the model {expected:?}")),
+        }
+    }
+
+    async fn redeliver(&mut self, number: usize) -> Result<(), String> {
+        let Some(id) = self.model.pick(number) else { return Ok(()) };
+        let answer = self.store.redeliver(id, GROUP, "nobody answered").await;
+        let expected = self.model.redeliver(id)?;
+        match answer {
+            Ok(answer) if answer == expected => Ok(()),
+            other => Err(format!("a redelivery answered {other:?} and the model {expected}")),
         }
     }
 

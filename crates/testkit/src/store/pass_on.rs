@@ -53,6 +53,7 @@ macro_rules! pass_on {
             fn discard(id: message::MessageId, actor: &str) -> ();
             fn delete(id: message::MessageId, actor: &str) -> ();
             fn acknowledge(done: Vec<(message::MessageId, String)>) -> Vec<store::Acknowledged>;
+            fn redeliver(id: message::MessageId, group: &str, why: &str) -> bool;
             fn clean(retention: &store::Retention) -> u64;
         });
     };

@@ -148,6 +148,8 @@ pub enum Sabotage {
     DiscardsInWords,
     /// An edit sends the message as it was.
     EditsInWords,
+    /// A redelivery does nothing.
+    RedeliversInWords,
     /// A second acknowledgement is called the first.
     CallsRepeatedNew,
     /// An acknowledgement before the settle is not kept.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use server::{Component, Health, Lost};
+use server::{AllOverdue, Component, Health, Lost, Overdue};
 
 use super::super::output::relative;
 use super::parts::{Brokers, Parts};
@@ -61,6 +61,21 @@ impl Pulse {
         })
     }
 
+    /// What groups have not acknowledged in time.
+    pub(super) fn overdue(&self) -> AllOverdue {
+        let relay = self.relay.clone();
+        Arc::new(move || {
+            let groups = relay.iter().flat_map(|relay| relay.status().overdue);
+            let view = |group: relay::Overdue| Overdue {
+                group: group.group,
+                overdue: group.overdue,
+                given_up: group.given_up,
+                redelivered: group.redelivered,
+            };
+            groups.map(view).collect()
+        })
+    }
+
     /// By route, how many and why the last.
     fn losses(&self) -> BTreeMap<String, (u64, String)> {
         let stored = self.relay.iter().flat_map(|relay| relay.status().losses);
@@ -95,6 +110,14 @@ impl Pulse {
         components
             .extend(closed.map(|breaker| component(&breaker.destination, !breaker.open, said_of(breaker))));
         components.extend(lost);
+        // Nothing here is broken: the group may be anywhere.
+        let overdue = status.overdue.iter().filter(|group| group.overdue > 0);
+        components.extend(overdue.map(|group| {
+            let (overdue, given_up) = (group.overdue, group.given_up);
+            let detail =
+                format!("{overdue} published and not processed in time; sent again in vain: {given_up}");
+            component(&format!("acknowledgements of {}", group.group), true, detail)
+        }));
         components
     }
 

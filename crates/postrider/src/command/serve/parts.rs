@@ -149,10 +149,23 @@ pub(super) fn relay(
         bytes: config.relay.bytes,
         poll: config.relay.poll,
         groups: Arc::new(move |topic| topology.groups_of(topic)),
+        patience: patience(config),
         claims: claims(config)?,
         ..relay::Settings::default()
     };
     Ok(relay::Relay::start(store, routes, settings))
+}
+
+/// How long the groups may take.
+fn patience(config: &Config) -> Vec<relay::Patience> {
+    let groups = config.consumers.iter().filter_map(|(name, consumer)| Some((name, consumer.acknowledge?)));
+    let patience = groups.map(|(name, acknowledge)| relay::Patience {
+        group: name.clone(),
+        timeout: acknowledge.timeout,
+        check_every: acknowledge.check_every,
+        max_redeliveries: acknowledge.max_redeliveries,
+    });
+    patience.collect()
 }
 
 /// Locks and counters in Redis, if the relay shall have them.
@@ -259,6 +272,7 @@ pub(super) fn producer_api(
         desk,
         health: pulse.of_producer(),
         lost: pulse.lost_by_routes(),
+        overdue: pulse.overdue(),
         contract: Arc::new(contract),
         body_limit: config.producer.body_limit,
         hosts: server::Hosts::default(),

@@ -148,6 +148,23 @@ fn what_cannot_work_is_refused_with_what_can() {
             "[consumers.g]\ntopics = [\"t\"]\nkeep_ids = \"3d\"",
             "3d is too short: routes.default may send a message again for 3d",
         ),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nacknowledge = { timeout = \"8h\", max_redeliveries = 5 }",
+            "for 5d 3m (retry.give_up_after, acknowledge)",
+        ),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nacknowledge = { every = \"8h\" }",
+            "what can be set here is timeout",
+        ),
+        ("[consumers.g]\ntopics = [\"t\"]\nacknowledge = \"8h\"", "expected"),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"at-most-once\"\nacknowledge = {}",
+            "the group promises at-most-once",
+        ),
+        (
+            "[routes.r]\ntopics = [\"t\"]\nsemantics = \"at-most-once\"\nwhy = \"w\"\n[consumers.g]\ntopics = [\"t\"]\nacknowledge = {}",
+            "routes.r promises at-most-once, so nothing of it is sent again",
+        ),
         ("[consumers.g]\ntopics = [\"t\"]\nhandler = { log = true, sql = \"x\" }", "choose one of"),
         ("[consumers.g]\ntopics = [\"t\"]\nhandler = {}", "choose one of"),
         ("[consumers.g]\ntopics = [\"t\"]\nhandler = { log = false }", "choose one of"),

@@ -195,6 +195,78 @@ pub async fn what_was_sent_without_an_answer_can_be_acknowledged(world: World) {
     assert!(store.list(&filter, ALL).await.expect("a list").items.is_empty(), "it is not asked for again");
 }
 
+/// Writes a message that is Sent, and that two groups must acknowledge.
+async fn asked_of_two(relay: &Relay) -> MessageId {
+    let id = write(&relay.store, "orders", &["a"]).await[0];
+    let ack_groups = vec!["billing".to_owned(), "audit".to_owned()];
+    relay.settle_all(&relay.claim(1).await, &Verdict::Sent { ack_groups }).await;
+    id
+}
+
+/// Those that wait for the acknowledgement of `group`.
+async fn waiting_for(store: &Arc<dyn Store>, group: &str) -> Vec<MessageId> {
+    let filter = store::Filter { unacknowledged_by: Some(group.to_owned()), ..Default::default() };
+    let found = store.list(&filter, ALL).await.expect("a list").items;
+    found.iter().map(|record| record.message.id).collect()
+}
+
+/// Amend 5: for the group that did not acknowledge; who has is not asked again.
+pub async fn what_a_group_did_not_acknowledge_is_sent_again_as_a_new_delivery(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await;
+    let store = &relay.store;
+    let id = asked_of_two(&relay).await;
+    store.acknowledge(vec![(id, "audit".to_owned())]).await.expect("the call is answered");
+    for delivery in 1..=2 {
+        assert!(store.redeliver(id, "billing", "no answer").await.expect("an answer"));
+        let found = record(store, id).await;
+        assert_eq!((found.state.status, found.state.delivery), (Status::Pending, delivery));
+        assert_eq!(found.last_error.as_deref(), Some("no answer"));
+        assert!(waiting_for(store, "billing").await.is_empty(), "what is not sent waits for nobody");
+        assert!(!store.redeliver(id, "billing", "no answer").await.expect("an answer"), "it is on its way");
+        let batches = relay.claim(1).await;
+        assert_eq!(batches[0].messages[0].state.delivery, delivery);
+        let ack_groups = vec!["billing".to_owned(), "audit".to_owned()];
+        relay.settle_all(&batches, &Verdict::Sent { ack_groups }).await;
+        assert_eq!(waiting_for(store, "billing").await, [id]);
+        assert!(waiting_for(store, "audit").await.is_empty());
+    }
+    let audit = store.audit(ALL).await.expect("the audit can be read").items;
+    assert_eq!(audit.iter().filter(|entry| entry.action == "redeliver").count(), 2);
+}
+
+/// Amend 5: nothing else is touched.
+pub async fn what_is_acknowledged_or_not_sent_is_not_redelivered(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await;
+    let store = &relay.store;
+    let id = asked_of_two(&relay).await;
+    assert!(!store.redeliver(id, "mail", "").await.expect("an answer"), "another group is asked");
+    store.acknowledge(vec![(id, "billing".to_owned())]).await.expect("the call is answered");
+    assert!(!store.redeliver(id, "billing", "").await.expect("an answer"), "it has acknowledged");
+    assert_eq!(record(store, id).await.state.status, Status::Sent);
+    assert!(!store.redeliver(MessageId::new(), "billing", "").await.expect("an answer"), "nobody wrote it");
+    for (status, id) in one_in_each_status(&relay).await {
+        let before = record(store, id).await.state;
+        assert!(!store.redeliver(id, "billing", "").await.expect("an answer"), "{status}: nobody is asked");
+        assert_eq!(record(store, id).await.state, before);
+    }
+}
+
+/// Amend 5: a group may be late, and its word counts when it comes.
+pub async fn what_is_sent_again_can_be_acknowledged_meanwhile(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await;
+    let store = &relay.store;
+    let id = asked_of_two(&relay).await;
+    assert!(store.redeliver(id, "billing", "no answer").await.expect("an answer"));
+    for (group, expected) in [("billing", Acknowledged::New), ("billing", Acknowledged::Repeated)] {
+        let answers = store.acknowledge(vec![(id, group.to_owned())]).await.expect("the call is answered");
+        assert_eq!(answers, [expected]);
+    }
+    let ack_groups = vec!["billing".to_owned(), "audit".to_owned()];
+    relay.settle_all(&relay.claim(1).await, &Verdict::Sent { ack_groups }).await;
+    assert!(waiting_for(store, "billing").await.is_empty());
+    assert_eq!(waiting_for(store, "audit").await, [id], "it has not, and goes on being asked");
+}
+
 /// Amend 4: legal for what was sent or may have been, for groups that were asked.
 pub async fn only_what_was_sent_can_be_acknowledged_and_only_by_those_asked(world: World) {
     let relay = Relay::with_all_lanes(world.open().await).await;

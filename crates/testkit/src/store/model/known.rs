@@ -154,6 +154,17 @@ impl Model {
         acknowledged(first)
     }
 
+    /// Whether it is sent again, and then it is.
+    pub(super) fn redeliver(&mut self, id: MessageId) -> Result<bool, String> {
+        let place = self.place(id)?;
+        let known = &mut self.known[place];
+        if !known.is(Status::Sent) || known.acknowledged {
+            return Ok(false);
+        }
+        known.erred = true;
+        self.happen(id, Event::Unacknowledged).map(|()| true)
+    }
+
     /// Whether every record is what the model says, and the counts are those of the records.
     pub(super) async fn compare(&self, store: &Arc<dyn Store>) -> Result<(), String> {
         let page = Page { after: None, limit: 10_000, newest_first: false };

@@ -71,6 +71,13 @@ impl Amend for Saboteur {
         Ok(answers)
     }
 
+    async fn redeliver(&self, id: MessageId, group: &str, why: &str) -> Result<bool, Error> {
+        if self.breaks(Sabotage::RedeliversInWords) {
+            return Ok(true);
+        }
+        self.store.redeliver(id, group, why).await
+    }
+
     async fn clean(&self, retention: &Retention) -> Result<u64, Error> {
         if self.breaks(Sabotage::CleansEverything) {
             for record in self.store.list(&Filter::default(), ALL).await?.items {
