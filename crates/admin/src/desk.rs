@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use bulk::{BulkAnswer, Progress};
-use message::{Limits, Message};
+use message::{Limits, Message, Secrets};
 use store::{Inbox, Record, Store};
 
 use crate::request::message_id;
@@ -23,6 +23,7 @@ pub struct Desk {
     limits: Limits,
     inboxes: BTreeMap<String, Arc<dyn Inbox>>,
     express: Option<Arc<dyn Express>>,
+    secrets: Option<Secrets>,
 }
 
 /// Sends messages past the store.
@@ -37,13 +38,20 @@ pub trait Express: Send + Sync {
 impl Desk {
     /// A desk on `store`, where `topology` says what is configured.
     pub fn new(store: Arc<dyn Store>, topology: Arc<Topology>, limits: Limits) -> Self {
-        Self { store, topology, limits, inboxes: BTreeMap::new(), express: None }
+        Self { store, topology, limits, inboxes: BTreeMap::new(), express: None, secrets: None }
     }
 
     /// The way past the store, for routes that keep nothing. Without it their messages go through the store too.
     #[must_use]
     pub fn with_express(mut self, express: Arc<dyn Express>) -> Self {
         self.express = Some(express);
+        self
+    }
+
+    /// Takes acknowledgements only from who can prove to have received the message.
+    #[must_use]
+    pub fn with_secrets(mut self, secrets: Option<Secrets>) -> Self {
+        self.secrets = secrets;
         self
     }
 

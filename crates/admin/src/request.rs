@@ -166,6 +166,9 @@ pub struct AcknowledgeRequest {
     /// Which group.
     #[schema(example = "default-consumer-group")]
     pub consumer_group: String,
+    /// That the group has received it: needed where the producer has secrets for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proof: Option<String>,
 }
 
 impl AcknowledgeRequest {
@@ -174,10 +177,11 @@ impl AcknowledgeRequest {
     /// # Errors
     /// Names the field that is missing, unknown or of the wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
-        let fields = Fields::read(body, &["messageId", "consumerGroup"])?;
+        let fields = Fields::read(body, &["messageId", "consumerGroup", "proof"])?;
         Ok(Self {
             message_id: fields.required("messageId", "\"0198c5a0-…\", as `send` answered it")?,
             consumer_group: fields.required("consumerGroup", "\"default-consumer-group\"")?,
+            proof: fields.text("proof")?,
         })
     }
 }

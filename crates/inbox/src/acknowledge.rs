@@ -6,8 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use message::MessageId;
-use store::{Acknowledged, Amend};
+use message::{CAPABILITY, MessageId, prove};
+use store::{Acknowledged, Amend, Arrival};
 use tracing::{debug, warn};
 
 #[cfg(feature = "http")]
@@ -58,9 +58,25 @@ impl Acknowledge {
     }
 }
 
+/// A message that came in, and the proof of it for its producer, if that asks for one.
+pub(crate) struct Received {
+    id: MessageId,
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "a store needs no proof"))]
+    proof: Option<String>,
+}
+
+impl Received {
+    /// `arrival`, received by `group`.
+    pub(crate) fn new(arrival: &Arrival, group: &str) -> Self {
+        let message = &arrival.message;
+        let proof = message.headers.get(CAPABILITY).and_then(|capability| prove(capability, group));
+        Self { id: message.id, proof }
+    }
+}
+
 /// What is still to be told, and why it could not be.
 pub(crate) struct Untold {
-    pub(crate) ids: Vec<MessageId>,
+    pub(crate) messages: Vec<Received>,
     pub(crate) error: String,
 }
 
@@ -88,24 +104,24 @@ impl Ear {
         !matches!(self, Self::Nobody)
     }
 
-    /// Tells each of `ids` once.
-    pub(crate) async fn tell(&self, group: &str, ids: Vec<MessageId>) -> Result<(), Untold> {
+    /// Tells each of `messages` once.
+    pub(crate) async fn tell(&self, group: &str, messages: Vec<Received>) -> Result<(), Untold> {
         match self {
             Self::Nobody => Ok(()),
-            Self::Store(store) => tell_store(store.as_ref(), group, ids).await,
+            Self::Store(store) => tell_store(store.as_ref(), group, messages).await,
             #[cfg(feature = "http")]
-            Self::Producer(producer) => producer.tell(group, ids).await,
+            Self::Producer(producer) => producer.tell(group, messages).await,
         }
     }
 }
 
-async fn tell_store(store: &dyn Amend, group: &str, ids: Vec<MessageId>) -> Result<(), Untold> {
-    let done = ids.iter().map(|id| (*id, group.to_owned())).collect();
+async fn tell_store(store: &dyn Amend, group: &str, messages: Vec<Received>) -> Result<(), Untold> {
+    let done = messages.iter().map(|message| (message.id, group.to_owned())).collect();
     let answers = match store.acknowledge(done).await {
         Ok(answers) => answers,
-        Err(error) => return Err(Untold { ids, error: error.to_string() }),
+        Err(error) => return Err(Untold { messages, error: error.to_string() }),
     };
-    for (id, answer) in ids.iter().zip(answers) {
+    for (Received { id, .. }, answer) in messages.iter().zip(answers) {
         match answer {
             Acknowledged::New | Acknowledged::Repeated | Acknowledged::NotAsked => {
                 debug!(message_id = %id, group, ?answer, "acknowledged to the producer's store");
@@ -126,11 +142,10 @@ mod http {
     use std::time::Duration;
 
     use futures::{StreamExt, stream};
-    use message::MessageId;
     use reqwest::{Client, StatusCode, Url, redirect};
     use tracing::{debug, warn};
 
-    use super::Untold;
+    use super::{Received, Untold};
     use crate::BadHandler;
     use crate::handler::http::{cause, endpoint, shown};
 
@@ -153,32 +168,40 @@ mod http {
             Self { target: target.and_then(|url| Ok((client?, url))) }
         }
 
-        pub(crate) async fn tell(&self, group: &str, ids: Vec<MessageId>) -> Result<(), Untold> {
+        pub(crate) async fn tell(&self, group: &str, messages: Vec<Received>) -> Result<(), Untold> {
             let (client, url) = match &self.target {
                 Ok(target) => target,
-                Err(error) => return Err(Untold { ids, error: error.to_string() }),
+                Err(error) => return Err(Untold { messages, error: error.to_string() }),
             };
-            let answers: Vec<_> = stream::iter(ids)
-                .map(|id| async move { (id, say(client, url, group, id).await) })
+            let answers: Vec<_> = stream::iter(messages)
+                .map(|message| async move {
+                    let answer = say(client, url, group, &message).await;
+                    (message, answer)
+                })
                 .buffer_unordered(CONCURRENCY)
                 .collect()
                 .await;
-            let mut untold = Untold { ids: Vec::new(), error: String::new() };
-            for (id, answer) in answers {
+            let mut untold = Untold { messages: Vec::new(), error: String::new() };
+            for (message, answer) in answers {
                 if let Err(error) = answer {
-                    untold.ids.push(id);
+                    untold.messages.push(message);
                     untold.error = error;
                 }
             }
-            if untold.ids.is_empty() { Ok(()) } else { Err(untold) }
+            if untold.messages.is_empty() { Ok(()) } else { Err(untold) }
         }
     }
 
-    async fn say(client: &Client, url: &Url, group: &str, id: MessageId) -> Result<(), String> {
-        let body = serde_json::json!({ "messageId": id, "consumerGroup": group });
+    async fn say(client: &Client, url: &Url, group: &str, message: &Received) -> Result<(), String> {
+        let Received { id, proof } = message;
+        let mut body = serde_json::json!({ "messageId": id, "consumerGroup": group });
+        if let Some(proof) = proof {
+            body["proof"] = proof.as_str().into();
+        }
         let shown = shown(url);
         let sent = client.post(url.clone()).json(&body).send().await;
-        let status = sent.map_err(|error| format!("{shown} cannot be told: {}", cause(&error)))?.status();
+        let answer = sent.map_err(|error| format!("{shown} cannot be told: {}", cause(&error)))?;
+        let status = answer.status();
         match status {
             _ if status.is_success() => {
                 debug!(message_id = %id, group, "acknowledged to the producer");
@@ -187,6 +210,11 @@ mod http {
             // The producer does not keep this message (any more): asking again would not change that.
             StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => {
                 warn!(message_id = %id, group, %status, "the producer does not take this acknowledgement; going on");
+                Ok(())
+            }
+            // It was sent before the producer asked for proofs, or under a secret that is gone. What is sent again has a new one.
+            StatusCode::FORBIDDEN if answer.text().await.is_ok_and(|text| text.contains("-proof")) => {
+                warn!(message_id = %id, group, "the producer does not take the proof of this acknowledgement; going on");
                 Ok(())
             }
             _ => Err(format!("{shown} answered {status}")),

@@ -11,7 +11,7 @@ use message::MessageId;
 use store::{Arrival, Error, Inbox, InboxRules, Receipt};
 use tracing::{debug, info, warn};
 
-use crate::acknowledge::{Acknowledge, Ear, Untold};
+use crate::acknowledge::{Acknowledge, Ear, Received, Untold};
 use crate::breaker::Backoff;
 use crate::handler::Handler;
 use crate::reserved;
@@ -126,12 +126,12 @@ impl Group {
     /// # Cancel safety
     /// A call that is dropped may have done any part of the work; repeat it to find out.
     pub async fn process(&self, arrivals: Vec<Arrival>) -> Result<Vec<Receipt>, Error> {
-        let ids: Vec<_> = arrivals.iter().map(|arrival| arrival.message.id).collect();
+        let received: Vec<_> = arrivals.iter().map(|arrival| Received::new(arrival, &self.name)).collect();
         let receipts = self.handle(arrivals).await?;
-        let mut ids = done(&ids, &receipts);
+        let mut finished = done(received, &receipts);
         let mut backoff = Backoff::default();
         for telling in 1.. {
-            let Err(untold) = self.tell(ids).await else { break };
+            let Err(untold) = self.tell(finished).await else { break };
             let wait = backoff.next();
             if telling == TELLINGS {
                 let reason = format!(
@@ -140,7 +140,7 @@ impl Group {
                 );
                 return Err(Error::Unavailable { reason, retry_after: wait });
             }
-            ids = untold.ids;
+            finished = untold.messages;
             tokio::time::sleep(wait).await;
         }
         Ok(receipts)
@@ -195,11 +195,11 @@ impl Group {
     }
 
     /// Tells the producer once that these are done.
-    pub(crate) async fn tell(&self, ids: Vec<MessageId>) -> Result<(), Untold> {
-        if ids.is_empty() || !self.ear.listens() {
+    pub(crate) async fn tell(&self, finished: Vec<Received>) -> Result<(), Untold> {
+        if finished.is_empty() || !self.ear.listens() {
             return Ok(());
         }
-        self.ear.tell(&self.name, ids).await
+        self.ear.tell(&self.name, finished).await
     }
 
     /// How many messages are worth receiving together.
@@ -261,8 +261,9 @@ impl Group {
     }
 }
 
-/// Those of `ids` that the producer should hear of.
-pub(crate) fn done(ids: &[MessageId], receipts: &[Receipt]) -> Vec<MessageId> {
+/// Those that the producer should hear of.
+pub(crate) fn done(received: Vec<Received>, receipts: &[Receipt]) -> Vec<Received> {
     let is_done = |receipt: &Receipt| matches!(receipt, Receipt::Done | Receipt::Duplicate);
-    ids.iter().zip(receipts).filter(|(_, receipt)| is_done(receipt)).map(|(id, _)| *id).collect()
+    let done = received.into_iter().zip(receipts).filter(|(_, receipt)| is_done(receipt));
+    done.map(|(message, _)| message).collect()
 }

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use message::MessageId;
 use store::{Arrival, Error, Receipt};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::acknowledge::Received;
 use crate::breaker::{Backoff, Breaker};
 use crate::group::{Group, done};
 use crate::status::{Board, Need};
@@ -115,7 +115,8 @@ impl Worker {
     }
 
     async fn work_all(&self, arrivals: Vec<Arrival>, stop: &mut Stop) -> Option<Vec<Receipt>> {
-        let ids: Vec<_> = arrivals.iter().map(|arrival| arrival.message.id).collect();
+        let name = self.group.name();
+        let received: Vec<_> = arrivals.iter().map(|arrival| Received::new(arrival, name)).collect();
         let receipts = match self.group.handle(arrivals).await {
             Ok(receipts) => receipts,
             Err(error) => {
@@ -126,7 +127,7 @@ impl Worker {
         self.board.well(Need::Store);
         self.board.count(&receipts);
         self.judge(&receipts);
-        self.tell(done(&ids, &receipts), stop).await.then_some(receipts)
+        self.tell(done(received, &receipts), stop).await.then_some(receipts)
     }
 
     pub(crate) fn store_failed(&self, error: &Error) {
@@ -162,18 +163,18 @@ impl Worker {
     }
 
     /// Tells the producer, for as long as that takes. `false`: asked to stop before it was told.
-    async fn tell(&self, mut ids: Vec<MessageId>, stop: &mut Stop) -> bool {
+    async fn tell(&self, mut finished: Vec<Received>, stop: &mut Stop) -> bool {
         let group = self.group.name();
         let mut backoff = Backoff::default();
-        while let Err(untold) = self.group.tell(ids).await {
+        while let Err(untold) = self.group.tell(finished).await {
             let wait = backoff.next();
-            let (count, error) = (untold.ids.len(), untold.error);
+            let (count, error) = (untold.messages.len(), untold.error);
             warn!(group, count, error, ?wait, "the producer cannot be told what is done; telling it again");
             self.board.paused(Need::Producer, error);
             if !stop.wait(wait).await {
                 return false;
             }
-            ids = untold.ids;
+            finished = untold.messages;
         }
         if self.board.well(Need::Producer) {
             info!(group, "the producer takes acknowledgements again");

@@ -333,3 +333,42 @@ async fn a_drained_consumer_leaves_nothing_for_the_next_one() {
     second.drain().await;
     assert_eq!(world.counts().await.duplicates, 0);
 }
+
+/// The payloads that came to a second consumer after the first died in the middle of its first message.
+async fn handled_after_a_crash(at_most_once: bool) -> Vec<String> {
+    let world = World::with_partitions(1);
+    let group = |handler| {
+        let group = world.group(handler).lease(Duration::from_secs(1));
+        if at_most_once { group.at_most_once() } else { group }
+    };
+    let (begin, mut begun) = tokio::sync::mpsc::unbounded_channel();
+    let first = world.start(group(Handler::closure(move |message: Message| {
+        let begin = begin.clone();
+        async move {
+            begin.send(message.id).expect("the test waits");
+            std::future::pending::<Result<(), String>>().await
+        }
+    })));
+    world.publish(&[Message::new(TOPIC, "first").key("k")]).await;
+    begun.recv().await.expect("the handler begins");
+    drop(first);
+
+    let (note, mut seen) = tokio::sync::mpsc::unbounded_channel();
+    let second = world.start(group(Handler::closure(move |message: Message| {
+        note.send(String::from_utf8_lossy(&message.payload).into_owned()).expect("the test waits");
+        async { Ok::<_, String>(()) }
+    })));
+    world.publish(&[Message::new(TOPIC, "second").key("k")]).await;
+    let mut handled = Vec::new();
+    while handled.last().is_none_or(|payload| payload != "second") {
+        handled.push(seen.recv().await.expect("the consumer goes on"));
+    }
+    second.drain().await;
+    handled
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_begun_at_most_once_is_not_begun_again_after_a_crash() {
+    assert_eq!(handled_after_a_crash(true).await, ["second"], "its broker had heard that it was taken");
+    assert_eq!(handled_after_a_crash(false).await, ["first", "second"], "others get it again");
+}

@@ -3,6 +3,7 @@
 //! Nothing here does I/O: stores, relays, models and simulations all call the same pure functions, so that
 //! what a message may do is decided in exactly one place ([`step`]).
 
+mod capability;
 mod finding;
 mod id;
 mod message;
@@ -11,6 +12,7 @@ mod retry;
 mod semantics;
 mod state;
 
+pub use capability::{CAPABILITY, Secrets, ShortSecret, prove};
 pub use finding::{Finding, Health};
 pub use id::{MessageId, NoSuchField};
 pub use message::{Invalid, Limits, Message, check_group, check_topic};

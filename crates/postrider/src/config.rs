@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use broker::Format;
-use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern};
+use message::{OnDead, Order, RetryPolicy, Secrets, Semantics, TopicPattern};
 use store::{Retention, Sent};
 
 pub(crate) use load::{Loaded, Rejected, load};
@@ -83,6 +83,8 @@ pub(crate) struct Producer {
     pub(crate) listen: SocketAddr,
     /// Bytes of a request at most.
     pub(crate) body_limit: usize,
+    /// What capabilities to acknowledge are made of.
+    pub(crate) acknowledge_secrets: Option<Secrets>,
 }
 
 /// `[consumer]`

@@ -175,6 +175,38 @@ fn a_consumer_elsewhere_acknowledges_by_http() {
 }
 
 #[test]
+fn with_secrets_a_consumer_elsewhere_proves_what_it_acknowledges_and_nobody_else_can() {
+    let there = Folder::with("[producer]\nacknowledge_secrets = [\"0123456789abcdef\"]\n");
+    let producer = there.serve(&["--only", "producer,relay"]);
+    let broker = there.path().join("postrider-data/broker.db");
+    let (_, answer) = producer.post(
+        &format!("{}/api/messages/send", producer.producer),
+        r#"{"topic": "order-events", "message": 1}"#,
+    );
+    let id = answer["messageId"].as_str().expect("an id");
+    let status = format!("{}/api/messages/status/{id}", producer.producer);
+    producer.until(&status, |view| view["status"] == "Sent");
+    let (code, refused) = producer.post(
+        &format!("{}/api/messages/acknowledge", producer.producer),
+        &format!(r#"{{"messageId": "{id}", "consumerGroup": "default-consumer-group"}}"#),
+    );
+    assert_eq!(
+        (code, refused["detail"].as_str().is_some_and(|told| told.contains("no `proof`"))),
+        (403, true)
+    );
+    let here = Folder::with(&format!(
+        "[consumer]\nacknowledge_to = \"{}\"\n[brokers.main]\nurl = \"embedded://{}\"\n",
+        producer.producer,
+        broker.display()
+    ));
+    let _consumer = here.serve(&["--only", "consumer"]);
+    producer.until(&status, |view| !view["acknowledgements"][0]["acknowledgedAt"].is_null());
+    let shown = there.run(&["config", "show"]);
+    shown.answered(&["acknowledge_secrets: 1"]);
+    assert!(!shown.out.contains("0123456789abcdef"));
+}
+
+#[test]
 fn a_sql_handler_works_in_the_store() {
     let folder = Folder::with(
         "[consumers.ledger]\ntopics = [\"payments\"]\nhandler = { sql = \"INSERT INTO outbox_audit (at, actor, action, detail) VALUES (:occurred_at, :group, 'paid', :payload)\" }\n",

@@ -5,12 +5,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{Format, Outcome, Outgoing};
+use broker::{Outcome, Outgoing};
 use futures::FutureExt;
-use message::Order;
+use message::{CAPABILITY, Order};
 use store::{Batch, Claimed};
 
-use crate::route::{Settle, Way};
+use crate::route::{Route, Settle, Way};
 
 /// A message's place in the batches of a turn: which batch, which message of it.
 pub(crate) type Place = (usize, usize);
@@ -106,8 +106,7 @@ impl Load {
             if call.is_empty() {
                 continue;
             }
-            let outgoing =
-                call.iter().map(|place| outgoing(at(batches, *place), &self.way.route.format)).collect();
+            let outgoing = call.iter().map(|place| outgoing(at(batches, *place), &self.way.route)).collect();
             let outcomes = self.call(outgoing, &lease).await;
             let silent = outcomes.iter().all(is_silence);
             for (place, outcome) in call.into_iter().zip(outcomes) {
@@ -211,11 +210,12 @@ pub(crate) fn at(batches: &[Batch], place: Place) -> &Claimed {
     &batches[place.0].messages[place.1]
 }
 
-pub(crate) fn outgoing(claimed: &Claimed, format: &Format) -> Outgoing {
-    Outgoing {
-        message: Arc::clone(&claimed.message),
-        seq: claimed.seq,
-        delivery: claimed.state.delivery,
-        format: format.clone(),
+/// A message as it goes to the broker.
+pub(crate) fn outgoing(claimed: &Claimed, route: &Route) -> Outgoing {
+    let mut message = Arc::clone(&claimed.message);
+    if let Some(secrets) = &route.secrets {
+        let capability = secrets.capability(message.id, claimed.state.delivery);
+        Arc::make_mut(&mut message).headers.insert(CAPABILITY.to_owned(), capability);
     }
+    Outgoing { message, seq: claimed.seq, delivery: claimed.state.delivery, format: route.format.clone() }
 }

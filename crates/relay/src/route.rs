@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use broker::{Format, Guarantees, Publisher};
-use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern};
+use message::{OnDead, Order, RetryPolicy, Secrets, Semantics, TopicPattern};
 
 /// When the store is told that a message was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub struct Route {
     pub retry: RetryPolicy,
     /// When a message counts as sent.
     pub settle: Settle,
+    /// What capabilities to acknowledge are made of, which travel with its messages if there are any.
+    pub secrets: Option<Arc<Secrets>>,
 }
 
 impl fmt::Debug for Route {
@@ -78,6 +80,7 @@ impl Route {
             on_dead: OnDead::default(),
             retry: RetryPolicy::default(),
             settle: Settle::default(),
+            secrets: None,
         }
     }
 

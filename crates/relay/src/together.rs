@@ -13,7 +13,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-use broker::{Format, Line, Outcome, Outgoing, SendTogether, TakenOver};
+use broker::{Line, Outcome, Outgoing, SendTogether, TakenOver};
 use store::{Batch, Claimed, Lease, Seq};
 use tokio::sync::OnceCell;
 
@@ -87,7 +87,7 @@ pub(crate) async fn send(shared: &Shared, batch: &Batch) -> Vec<Outcome> {
         }
     }
     match slot.as_mut() {
-        Some(taken) => taken.send(shared, batch, &gone, way.guarantees.max_batch).await,
+        Some(taken) => taken.send(shared, batch, &gone, way).await,
         None => all(Outcome::Held),
     }
 }
@@ -137,7 +137,7 @@ impl Taken {
         shared: &Shared,
         batch: &Batch,
         gone: &HashSet<Seq>,
-        most: usize,
+        way: &Arc<Way>,
     ) -> Vec<Outcome> {
         for settled in self.claimed.drain(..) {
             self.found.remove(&settled);
@@ -148,21 +148,20 @@ impl Taken {
             if self.found.contains(&entry(claimed)) {
                 self.claimed.push(entry(claimed));
                 outcomes[place] = Outcome::Confirmed;
-            } else if fresh.len() < most && !gone.contains(&claimed.seq) {
+            } else if fresh.len() < way.guarantees.max_batch && !gone.contains(&claimed.seq) {
                 fresh.push(place);
             }
         }
         if fresh.is_empty() {
             return outcomes;
         }
-        let format = |claimed: &Claimed| {
-            let way = shared.routes.of(&claimed.message.topic);
-            way.map_or_else(Format::default, |way| way.route.format.clone())
-        };
         let messages: Vec<Outgoing> = fresh
             .iter()
             .map(|place| &batch.messages[*place])
-            .map(|claimed| outgoing(claimed, &format(claimed)))
+            .map(|claimed| {
+                let own = shared.routes.of(&claimed.message.topic);
+                outgoing(claimed, &own.unwrap_or(way).route)
+            })
             .collect();
         let note = |places: &[usize]| {
             let sent = places.iter().map(|place| entry(&batch.messages[fresh[*place]]));

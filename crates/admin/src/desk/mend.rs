@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use message::{Message, MessageId, Status};
+use message::{CAPABILITY, Message, MessageId, Secrets, Status};
 use store::{Acknowledged, Edit, Record};
 
 use super::Desk;
 use crate::payload::bytes_of;
 use crate::request::message_id;
-use crate::{AcknowledgeAnswer, AcknowledgeRequest, ActionAnswer, EditRequest, LanesAnswer, Problem};
+use crate::{
+    AcknowledgeAnswer, AcknowledgeRequest, ActionAnswer, EditRequest, LanesAnswer, Problem, ProblemKind,
+};
 
 impl Desk {
     /// Sends a Dead message again.
@@ -72,6 +74,7 @@ impl Desk {
         let id = message_id(&request.message_id)?;
         let group = request.consumer_group;
         message::check_group(&group)?;
+        self.check_proof(id, &group, request.proof.as_deref())?;
         let repeated = match self.store.acknowledge(vec![(id, group.clone())]).await?.pop() {
             Some(Acknowledged::New) => false,
             Some(Acknowledged::Repeated) => true,
@@ -97,6 +100,27 @@ impl Desk {
             }
         };
         Ok(AcknowledgeAnswer { message_id: id, consumer_group: group, result: "acknowledged", repeated })
+    }
+
+    /// With secrets, whoever has not received a message cannot acknowledge it.
+    fn check_proof(&self, id: MessageId, group: &str, proof: Option<&str>) -> Result<(), Problem> {
+        let proven = |secrets: &Secrets| proof.is_some_and(|proof| secrets.accept(id, group, proof));
+        if self.secrets.as_ref().is_none_or(proven) {
+            return Ok(());
+        }
+        let (code, what) = match proof {
+            None => ("no-proof", "has no `proof`"),
+            Some(_) => ("bad-proof", "has a `proof` that is not for this message and group"),
+        };
+        Err(Problem::new(
+            ProblemKind::Forbidden,
+            code,
+            "The acknowledgement is not proven",
+            format!(
+                "The request {what}: make it of the message's header `{CAPABILITY}` and the name of the group, \
+                 as the guide says (docs/guide/http-api.md, Acknowledge)."
+            ),
+        ))
     }
 
     /// Asks for another number of lanes.

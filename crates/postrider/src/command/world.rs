@@ -29,7 +29,9 @@ pub(super) async fn open_desk(config: &Config) -> Result<Desk, Failure> {
 /// A desk on `store`, and on what groups remember elsewhere.
 pub(super) fn desk(config: &Config, store: Arc<dyn store::Store>, inboxes: Inboxes) -> Desk {
     let limits = Limits { payload: config.producer.body_limit, ..Limits::default() };
-    Desk::new(store, Arc::new(topology(config)), limits).with_inboxes(inboxes)
+    Desk::new(store, Arc::new(topology(config)), limits)
+        .with_inboxes(inboxes)
+        .with_secrets(config.producer.acknowledge_secrets.clone())
 }
 
 /// Routes and consumers, for whoever asks.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use broker::Format;
 use inbox::CommandHandler;
-use message::{OnDead, Order, RetryPolicy, Semantics, TopicPattern, check_group, check_topic};
+use message::{OnDead, Order, RetryPolicy, Secrets, Semantics, TopicPattern, check_group, check_topic};
 
 use super::section::{Complaints, Found, Section, nearest};
 use super::tree::{Node, Origin, Table, Value};
@@ -77,9 +77,13 @@ impl<'a> Reader<'a> {
     }
 
     fn producer(&mut self, node: Option<Node>) -> Producer {
-        let mut section = self.section("producer", node, &["listen", "body_limit"]);
+        let mut section = self.section("producer", node, &["listen", "body_limit", "acknowledge_secrets"]);
         self.mark(&section, &["listen"]);
-        Producer { listen: listen(&mut section, 5299), body_limit: section.size("body_limit", 1 << 20) }
+        Producer {
+            listen: listen(&mut section, 5299),
+            body_limit: section.size("body_limit", 1 << 20),
+            acknowledge_secrets: secrets(&mut section),
+        }
     }
 
     fn consumer_side(&mut self, node: Option<Node>) -> ConsumerSide {
@@ -408,6 +412,20 @@ fn not_empty(text: &str) -> Result<String, String> {
 }
 
 /// Locks and counters in Redis, when the relay is told to have them.
+/// What capabilities to acknowledge are made of.
+fn secrets(section: &mut Section<'_>) -> Option<Secrets> {
+    let origin = section.origin_of("acknowledge_secrets");
+    let texts: Vec<String> =
+        section.texts("acknowledge_secrets").into_iter().map(|found| found.value).collect();
+    match Secrets::new(&texts) {
+        Ok(secrets) => secrets,
+        Err(short) => {
+            section.complain("acknowledge_secrets", origin, short.to_string());
+            None
+        }
+    }
+}
+
 fn claims(section: &mut Section<'_>) -> Option<Claims> {
     const DETAILS: [&str; 3] = ["claims_ttl", "claims_prefix", "claims_keep"];
     if !section.has("claims") {

@@ -25,6 +25,9 @@ impl Config {
             self.producer.listen,
             size_text(self.producer.body_limit)
         )?;
+        if let Some(secrets) = &self.producer.acknowledge_secrets {
+            writeln!(out, "# acknowledge_secrets: {}, not shown", secrets.count())?;
+        }
         writeln!(out, "\n[consumer]\nlisten = \"{}\"", self.consumer.listen)?;
         if let Some(url) = &self.consumer.acknowledge_to {
             writeln!(out, "acknowledge_to = {}", quoted(&redacted(url)))?;

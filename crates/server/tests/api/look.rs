@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::http::StatusCode;
+use message::{MessageId, Secrets, prove};
 use serde_json::{Value, json};
 use server::Component;
 
@@ -92,6 +93,42 @@ async fn only_what_was_sent_can_be_acknowledged_and_only_by_those_who_were_asked
     assert_eq!((unknown.status, unknown.problem().as_str()), (StatusCode::NOT_FOUND, "unknown-message"));
     assert_eq!(acknowledge("x", "default-consumer-group").await.problem(), "bad-id");
     assert_eq!(acknowledge(&id, "a b").await.problem(), "bad-group");
+}
+
+#[tokio::test]
+async fn with_secrets_only_who_received_a_message_can_acknowledge_it() {
+    let secrets = Secrets::new(&["a secret of this test"]).expect("long enough").expect("there is one");
+    let other = Secrets::new(&["a secret of somebody else"]).expect("long enough").expect("there is one");
+    let service = Service::at(|desk| desk.with_secrets(Some(secrets.clone())));
+    let id = service.sent(r#"{"topic":"user-events","message":1}"#).await;
+    let message: MessageId = id.parse().expect("an id");
+    service.deliver().await;
+    let group = "default-consumer-group";
+    let acknowledge = async |proof: Option<&str>| {
+        let mut body = json!({"messageId": id, "consumerGroup": group});
+        if let Some(proof) = proof {
+            body["proof"] = proof.into();
+        }
+        service.post("/api/messages/acknowledge", body.to_string()).await
+    };
+    let plain = acknowledge(None).await;
+    assert_eq!((plain.status, plain.problem().as_str()), (StatusCode::FORBIDDEN, "no-proof"));
+    for forged in 0..1_000_u32 {
+        // Made up, of another secret, for another message, and for another group, in turn.
+        let proof = match forged % 4 {
+            0 => format!("0.{forged:032x}"),
+            1 => prove(&other.capability(message, forged), group).expect("a capability"),
+            2 => prove(&secrets.capability(MessageId::new(), 0), group).expect("a capability"),
+            _ => prove(&secrets.capability(message, 0), "analytics-group").expect("a capability"),
+        };
+        let refused = acknowledge(Some(&proof)).await;
+        assert_eq!((refused.status, refused.problem().as_str()), (StatusCode::FORBIDDEN, "bad-proof"));
+    }
+    let status = service.get(&format!("/api/messages/status/{id}")).await.json();
+    assert!(status["acknowledgements"][0]["acknowledgedAt"].is_null());
+    let proof = prove(&secrets.capability(message, 0), group).expect("a capability");
+    assert_eq!(acknowledge(Some(&proof)).await.status, StatusCode::OK);
+    assert_eq!(acknowledge(Some(&proof)).await.status, StatusCode::OK, "and again");
 }
 
 #[tokio::test]

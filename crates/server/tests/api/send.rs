@@ -1,7 +1,11 @@
 //! Sending, and sending once.
 
+use std::sync::{Arc, Mutex};
+
+use admin::Express;
 use axum::http::StatusCode;
 use futures::future::join_all;
+use message::Message;
 use serde_json::json;
 
 use crate::service::Service;
@@ -161,4 +165,41 @@ async fn parallel_senders_all_get_their_own_message() {
     let ids: std::collections::BTreeSet<_> = answers.into_iter().collect();
     assert_eq!(ids.len(), 200);
     assert_eq!(service.get("/api/counts").await.json()["pending"], 200);
+}
+
+/// A way past the store that has room for so many.
+struct Narrow(Mutex<(usize, Vec<(String, Message)>)>);
+
+impl Express for Narrow {
+    fn send(&self, route: &str, message: Message) -> Result<(), String> {
+        let (room, taken) = &mut *self.0.lock().expect("no panic");
+        if taken.len() == *room {
+            return Err("its queue is full".to_owned());
+        }
+        taken.push((route.to_owned(), message));
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn what_keeps_nothing_goes_past_the_store_and_says_so_and_says_when_it_cannot() {
+    let narrow = Arc::new(Narrow(Mutex::new((1, Vec::new()))));
+    let service = Service::at(|desk| desk.with_express(narrow.clone()));
+    let taken = service.send(r#"{"topic":"clicks","message":1}"#).await;
+    assert_eq!(taken.status, StatusCode::ACCEPTED);
+    assert_eq!((&taken.json()["status"], &taken.json()["stored"]), (&json!("InFlight"), &json!(false)));
+    let id = taken.json()["messageId"].as_str().expect("an id").to_owned();
+    assert_eq!(service.get(&format!("/api/messages/status/{id}")).await.status, StatusCode::NOT_FOUND);
+    let (route, message) = narrow.0.lock().expect("no panic").1[0].clone();
+    assert_eq!((route.as_str(), message.id.to_string()), ("fleeting", id));
+
+    let full = service.send(r#"{"topic":"clicks","message":2}"#).await;
+    assert_eq!((full.status, full.problem().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "not-taken"));
+    assert!(full.detail().contains("its queue is full"), "{}", full.text);
+
+    // What must happen once is remembered, so it is stored.
+    let once = service.send_once("a-key", r#"{"topic":"clicks","message":3}"#).await;
+    assert_eq!((once.status, &once.json()["status"]), (StatusCode::ACCEPTED, &json!("Pending")));
+    let kept = service.sent(r#"{"topic":"user-events","message":4}"#).await;
+    assert_eq!(service.get(&format!("/api/messages/status/{kept}")).await.status, StatusCode::OK);
 }

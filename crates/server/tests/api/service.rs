@@ -64,9 +64,19 @@ impl Service {
     }
 
     pub(crate) fn with(parts: Vec<Component>) -> Self {
+        Self::of(parts, |desk| desk)
+    }
+
+    /// With another desk than the usual.
+    pub(crate) fn at(change: impl FnOnce(Desk) -> Desk) -> Self {
+        Self::of(Vec::new(), change)
+    }
+
+    fn of(parts: Vec<Component>, change: impl FnOnce(Desk) -> Desk) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let store = SqliteStore::open(folder.path().join("postrider.db")).expect("a store");
-        let desk = Arc::new(Desk::new(Arc::new(store.clone()), Arc::new(topology()), Limits::default()));
+        let desk = Desk::new(Arc::new(store.clone()), Arc::new(topology()), Limits::default());
+        let desk = Arc::new(change(desk));
         let health: server::Health = Arc::new(move || parts.clone());
         let group =
             |name: &str, handler| Arc::new(Group::new(name, Arc::new(store.clone()), handler, rules()));
@@ -233,6 +243,19 @@ fn contract() -> Contract {
     Contract { routes: vec![route], ..Contract::default() }
 }
 
+fn route(name: &str, topics: &str, semantics: Semantics) -> RouteView {
+    RouteView {
+        name: name.into(),
+        topics: vec![TopicPattern::new(topics)],
+        broker: "main".into(),
+        semantics,
+        order: Order::Key,
+        on_dead: OnDead::Hold,
+        retry: RetryPolicy::default(),
+        why: Some("orders must not be lost".into()),
+    }
+}
+
 fn topology() -> Topology {
     let consumer = |group: &str, topics: &[&str]| ConsumerView {
         group: group.into(),
@@ -244,16 +267,10 @@ fn topology() -> Topology {
         keep_ids: std::time::Duration::from_secs(7 * 24 * 60 * 60),
     };
     Topology {
-        routes: vec![RouteView {
-            name: "default".into(),
-            topics: vec![TopicPattern::new("*-events")],
-            broker: "main".into(),
-            semantics: Semantics::EffectivelyOnce,
-            order: Order::Key,
-            on_dead: OnDead::Hold,
-            retry: RetryPolicy::default(),
-            why: Some("orders must not be lost".into()),
-        }],
+        routes: vec![
+            route("default", "*-events", Semantics::EffectivelyOnce),
+            route("fleeting", "clicks", Semantics::BestEffort),
+        ],
         consumers: vec![
             consumer("default-consumer-group", &["user-events", "order-events"]),
             consumer("analytics-group", &["analytics-events"]),

@@ -93,6 +93,7 @@ fn subscriber_of(brokers: &Brokers, name: &str) -> Result<Arc<dyn Subscriber>, F
 
 /// All routes, and what they promise.
 fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Semantics)>, Failure> {
+    let secrets = config.producer.acknowledge_secrets.clone().map(Arc::new);
     let mut once: BTreeMap<&str, Arc<dyn Publisher>> = BTreeMap::new();
     let mut routes = Vec::new();
     for (name, route) in &config.routes {
@@ -115,6 +116,7 @@ fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Seman
             on_dead: route.on_dead,
             retry: route.retry.clone(),
             settle,
+            secrets: secrets.clone(),
         };
         routes.push((route_of, route.semantics));
     }

@@ -94,6 +94,7 @@ fn what_cannot_work_is_refused_with_what_can() {
         ("[store]\nsent = \"delete\"", "only a store on PostgreSQL or MySQL has this setting"),
         ("[store]\nreplicas = 1", "only a store on Redis has this setting"),
         ("[relay]\nclaims_ttl = \"1s\"", "belongs to `claims`"),
+        ("[producer]\nacknowledge_secrets = [\"hush\"]", "at least 16 bytes"),
         ("[store]\nurl = \"ftp://x\"", "`ftp://` is not a store"),
         ("[store]\nurl = \"sqlite://\"", "name the file"),
         ("[store]\nretention = { sent = \"soon\" }", "`soon` is not a duration"),
