@@ -129,6 +129,9 @@ impl From<Invalid> for Problem {
             Invalid::HeaderName(_) | Invalid::HeaderValue(_) => {
                 (ProblemKind::BadRequest, "bad-header", "That cannot be a message header")
             }
+            Invalid::Time(_) | Invalid::NeverSent => {
+                (ProblemKind::BadRequest, "bad-schedule", "That cannot be a schedule")
+            }
             Invalid::TooLong { .. } => (ProblemKind::BadRequest, "too-long", "A field is too long"),
             Invalid::ControlCharacter { .. } => {
                 (ProblemKind::BadRequest, "control-character", "A field has a control character")

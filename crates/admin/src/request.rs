@@ -69,11 +69,29 @@ pub struct SendRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "default-consumer-group")]
     pub consumer_group: Option<String>,
+    /// Send it when so much time has passed, and not before: `10m`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "10m")]
+    pub deliver_after: Option<String>,
+    /// Do not send it any more when so much time has passed: it is Dead then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "1h")]
+    pub expires_after: Option<String>,
 }
 
 impl SendRequest {
-    const FIELDS: [&'static str; 8] =
-        ["topic", "message", "type", "key", "headers", "messageId", "idFrom", "consumerGroup"];
+    const FIELDS: [&'static str; 10] = [
+        "topic",
+        "message",
+        "type",
+        "key",
+        "headers",
+        "messageId",
+        "idFrom",
+        "consumerGroup",
+        "deliverAfter",
+        "expiresAfter",
+    ];
 
     /// A message with nothing but a topic and its content.
     pub fn new(topic: impl Into<String>, message: Box<RawValue>) -> Self {
@@ -86,6 +104,8 @@ impl SendRequest {
             message_id: None,
             id_from: None,
             consumer_group: None,
+            deliver_after: None,
+            expires_after: None,
         }
     }
 
@@ -104,6 +124,8 @@ impl SendRequest {
             message_id: fields.text("messageId")?,
             id_from: fields.read_as("idFrom", "\"content\" or a list of field names")?,
             consumer_group: fields.text("consumerGroup")?,
+            deliver_after: fields.text("deliverAfter")?,
+            expires_after: fields.text("expiresAfter")?,
         })
     }
 }

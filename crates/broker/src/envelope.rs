@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat, Utc};
-use message::{CAPABILITY, Message, MessageId};
+use message::{CAPABILITY, DELIVER_AT, EXPIRES_AT, Message, MessageId};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -116,10 +116,12 @@ fn structured(message: &Message, source: &str) -> Bytes {
     Bytes::from(serde_json::to_vec(&event).expect("texts can be written as JSON"))
 }
 
-/// Whether a header of the writer's would be taken for something else. A capability is the relay's, and travels as it is.
+/// Whether a header of the writer's would be taken for something else. A capability and a schedule are not the writer's
+/// own, and travel as they are.
 fn taken(name: &str, prefix: &str) -> bool {
+    let ours = !matches!(name, CAPABILITY | DELIVER_AT | EXPIRES_AT);
     let name = name.to_ascii_lowercase();
-    (name.starts_with(OURS) && name != CAPABILITY) || name.starts_with(prefix) || name == CONTENT_TYPE
+    (ours && name.starts_with(OURS)) || name.starts_with(prefix) || name == CONTENT_TYPE
 }
 
 fn time(time: DateTime<Utc>) -> String {

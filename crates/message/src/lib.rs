@@ -9,6 +9,7 @@ mod id;
 mod message;
 mod pattern;
 mod retry;
+mod schedule;
 mod semantics;
 mod state;
 
@@ -18,5 +19,6 @@ pub use id::{MessageId, NoSuchField};
 pub use message::{Invalid, Limits, Message, check_group, check_topic};
 pub use pattern::TopicPattern;
 pub use retry::RetryPolicy;
+pub use schedule::{DELIVER_AT, EXPIRES_AT, Schedule};
 pub use semantics::{OnDead, Order, Semantics, UnknownSemantics};
 pub use state::{Event, Next, Refused, State, Status, UnknownStatus, step};

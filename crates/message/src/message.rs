@@ -114,7 +114,7 @@ impl Message {
         if total > limits.headers {
             return Err(Invalid::HeadersTooLarge { size: total, limit: limits.headers });
         }
-        Ok(())
+        self.check_schedule()
     }
 }
 
@@ -200,6 +200,12 @@ pub enum Invalid {
     /// A header value that could smuggle another header.
     #[error("the header `{0}` has a control character (a line break or NUL, say): remove it")]
     HeaderValue(String),
+    /// A header that should say a time and does not.
+    #[error("the header `{0}` is not a time: write it like 2026-11-16T18:30:00Z")]
+    Time(&'static str),
+    /// It would be Dead before anybody may send it.
+    #[error("the message expires before it may be sent: let it expire later, or send it sooner")]
+    NeverSent,
     /// A text longer than its limit.
     #[error("`{field}` has {size} bytes and the limit is {limit}")]
     TooLong {

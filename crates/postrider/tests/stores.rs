@@ -321,3 +321,35 @@ fn a_password_is_never_shown() {
         }
     }
 }
+
+#[cfg(feature = "kafka")]
+#[test]
+fn the_example_with_redis_and_kafka_delivers_to_both_of_its_groups_from_two_processes() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/config/redis-kafka.toml");
+    let example = std::fs::read_to_string(example).expect("the example is there");
+    let (place, name) = (redis(), fresh_name());
+    let kafka = format!("{}?prefix={name}", testkit::servers::url("kafka"));
+    let changes = [
+        ("url = \"redis://127.0.0.1:6379\"", place.settings.as_str()),
+        ("kafka://127.0.0.1:9092", &kafka),
+        ("127.0.0.1:5299", "127.0.0.1:0"),
+        ("127.0.0.1:5287", "127.0.0.1:0"),
+    ];
+    let mut settings = example;
+    for (there, here) in changes {
+        assert!(settings.contains(there), "the example has no {there}");
+        settings = settings.replace(there, here);
+    }
+    let folders = [Folder::with(&settings), Folder::with(&settings)];
+    let servers = folders.each_ref().map(|folder| folder.serve(&[]));
+    for (number, topic) in ["user-events", "order-events", "analytics-events"].into_iter().enumerate() {
+        let server = &servers[number % 2];
+        let body = format!(r#"{{ "topic": "{topic}", "message": "hello" }}"#);
+        let (status, answer) = server.post(&format!("{}/api/messages/send", server.producer), &body);
+        assert_eq!(status, 202, "{answer}");
+        let id = answer["messageId"].as_str().expect("an id");
+        server.until(&format!("{}/api/messages/status/{id}", server.producer), |view| {
+            !view["acknowledgements"][0]["acknowledgedAt"].is_null()
+        });
+    }
+}

@@ -11,7 +11,7 @@ use store::{Batch, Lease, Seq, Settlement, Verdict};
 use crate::breaker::Destination;
 use crate::publish::{Load, Outcomes, loads};
 use crate::route::Settle;
-use crate::verdict::{Circumstances, judge};
+use crate::verdict::{Circumstances, judge, unsendable};
 use crate::{Route, Shared, together};
 
 /// Batches of one channel.
@@ -19,14 +19,31 @@ pub(crate) struct Delivery {
     shared: Arc<Shared>,
     batches: Vec<Batch>,
     outcomes: Outcomes,
+    /// What is not sent now, wherever it goes.
+    unsendable: HashMap<Seq, Verdict>,
     /// In transactions of the broker.
     together: bool,
 }
 
 impl Delivery {
     /// A delivery of `batches`. Messages whose outcome is known already are not sent.
-    pub(crate) fn new(shared: Arc<Shared>, batches: Vec<Batch>, outcomes: Outcomes, together: bool) -> Self {
-        Self { shared, batches, outcomes, together }
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        batches: Vec<Batch>,
+        mut outcomes: Outcomes,
+        together: bool,
+    ) -> Self {
+        let mut aside = HashMap::new();
+        for (b, batch) in batches.iter().enumerate() {
+            for (m, claimed) in batch.messages.iter().enumerate() {
+                if let Some(verdict) = unsendable(claimed) {
+                    // Those of its key that are in this turn too go in the next.
+                    outcomes.set((b, m), Outcome::Held);
+                    aside.insert(claimed.seq, verdict);
+                }
+            }
+        }
+        Self { shared, batches, outcomes, unsendable: aside, together }
     }
 
     /// Publishes the batches whose lease stands and says what is to be written of each message.
@@ -43,8 +60,8 @@ impl Delivery {
 
     /// Sends each batch in a transaction of its lane. Answers whether the broker confirmed anything.
     async fn send_together(&mut self) -> bool {
-        let Self { shared, batches, outcomes, .. } = self;
-        let sending = batches.iter().map(|batch| together::send(shared, batch));
+        let Self { shared, batches, outcomes, unsendable, .. } = self;
+        let sending = batches.iter().map(|batch| together::send(shared, batch, unsendable));
         let mut alive = false;
         for (b, done) in join_all(sending).await.into_iter().enumerate() {
             for (m, outcome) in done.into_iter().enumerate() {
@@ -85,7 +102,7 @@ impl Delivery {
 
     /// What is to be written of each message. `alive`: the broker confirmed something.
     fn judge(&mut self, alive: bool) -> Vec<Settlement> {
-        let Self { shared, batches, outcomes, .. } = self;
+        let Self { shared, batches, outcomes, unsendable, .. } = self;
         let mut failures = Failures::default();
         let mut topics: HashMap<&str, Topic<'_>> = HashMap::new();
         let settlements = batches
@@ -96,6 +113,12 @@ impl Delivery {
                     let name = claimed.message.topic.as_str();
                     let topic = topics.entry(name).or_insert_with(|| Topic::new(name, shared));
                     let outcome = outcomes.take((b, m));
+                    // What is in the log already was sent in time.
+                    let aside = unsendable.remove(&claimed.seq).filter(|_| outcome != Outcome::Confirmed);
+                    if let Some(verdict) = aside {
+                        log(claimed, &verdict);
+                        return (claimed.seq, verdict);
+                    }
                     let kind = failures.kind(&outcome, name, topic.route, alive);
                     let confirmed = outcome == Outcome::Confirmed;
                     let circumstances = Circumstances {
@@ -130,7 +153,7 @@ fn told(verdict: &Verdict) -> Option<(&str, bool)> {
         Verdict::Dead { error, .. } => Some((error, true)),
         Verdict::Released { error } => Some((error.as_deref().unwrap_or_default(), false)),
         Verdict::Failed { error, .. } => Some((error, false)),
-        Verdict::Sent { .. } => None,
+        Verdict::Sent { .. } | Verdict::Postponed { .. } => None,
     }
 }
 
@@ -211,7 +234,8 @@ impl Failures {
     }
 }
 
-fn log(claimed: &store::Claimed, verdict: &Verdict) {
+/// Says what became of a message.
+pub(crate) fn log(claimed: &store::Claimed, verdict: &Verdict) {
     let (id, topic) = (claimed.message.id, &claimed.message.topic);
     match verdict {
         Verdict::Sent { .. } => tracing::info!(message_id = %id, topic, "sent"),
@@ -223,5 +247,8 @@ fn log(claimed: &store::Claimed, verdict: &Verdict) {
             tracing::error!(message_id = %id, topic, reason, error, "dead: `postrider dead show {id}` tells more");
         }
         Verdict::Released { error } => tracing::debug!(message_id = %id, topic, error, "given back"),
+        Verdict::Postponed { wait } => {
+            tracing::debug!(message_id = %id, topic, ?wait, "its time has not come")
+        }
     }
 }

@@ -75,9 +75,13 @@ impl Locks {
                 let end = match verdict {
                     Verdict::Sent { .. } | Verdict::Dead { .. } => End::Finished,
                     // The lock of whoever died stays for its time.
-                    Verdict::Failed { .. } | Verdict::Released { .. } if !attempt.ours => continue,
+                    Verdict::Failed { .. } | Verdict::Postponed { .. } | Verdict::Released { .. }
+                        if !attempt.ours =>
+                    {
+                        continue;
+                    }
                     Verdict::Failed { .. } => End::Failed,
-                    Verdict::Released { .. } => End::Released,
+                    Verdict::Postponed { .. } | Verdict::Released { .. } => End::Released,
                 };
                 if let Some(owner) = attempt.owner {
                     self.judged.push((settlement.batch, Over { id: attempt.id, owner, end }));

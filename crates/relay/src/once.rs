@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use broker::Outcome;
 use futures::future::join_all;
-use store::{Batch, BatchId, Settlement, Verdict};
+use store::{Batch, BatchId, Claimed, Seq, Settlement, Verdict};
 
 use crate::Shared;
 use crate::breaker::Destination;
-use crate::deliver::Failures;
+use crate::deliver::{Failures, log};
 use crate::publish::{Outcomes, at, loads};
 use crate::train::STORE_WAIT;
+use crate::verdict::unsendable;
 
 /// What a route has lost since the relay started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +56,11 @@ impl Losses {
 pub(crate) async fn deliver(shared: &Shared, batches: Vec<Batch>) -> usize {
     let settled = settle(shared, &batches).await;
     fail::fail_point!("relay::promised");
-    let batches: Vec<Batch> = batches.into_iter().filter(|batch| settled.contains(&batch.id)).collect();
+    let mut batches: Vec<Batch> =
+        batches.into_iter().filter(|batch| settled.batches.contains(&batch.id)).collect();
+    for batch in &mut batches {
+        batch.messages.retain(|claimed| !settled.unsent.contains(&claimed.seq));
+    }
     let mut outcomes = Outcomes::new(&batches);
     let route = |topic: &str| shared.routes.of(topic).cloned();
     let sending = loads(&batches, route, &mut outcomes).into_iter().map(|load| {
@@ -96,17 +101,32 @@ pub(crate) async fn deliver(shared: &Shared, batches: Vec<Batch>) -> usize {
     confirmed
 }
 
-/// The batches that are settled now, and by us. The others may be in the hands of another relay.
-async fn settle(shared: &Shared, batches: &[Batch]) -> HashSet<BatchId> {
-    let sent = |batch: &Batch| {
-        let verdict = |claimed: &store::Claimed| (claimed.seq, Verdict::Sent { ack_groups: Vec::new() });
-        Settlement {
+/// What is settled now, and by us. The other batches may be in the hands of another relay.
+#[derive(Default)]
+struct Settled {
+    batches: HashSet<BatchId>,
+    /// What is not sent now: its time has not come, or is over.
+    unsent: HashSet<Seq>,
+}
+
+async fn settle(shared: &Shared, batches: &[Batch]) -> Settled {
+    let mut unsent = HashSet::new();
+    let mut verdict = |claimed: &Claimed| {
+        let verdict = unsendable(claimed);
+        if let Some(verdict) = &verdict {
+            unsent.insert(claimed.seq);
+            log(claimed, verdict);
+        }
+        (claimed.seq, verdict.unwrap_or(Verdict::Sent { ack_groups: Vec::new() }))
+    };
+    let settlements: Vec<Settlement> = batches
+        .iter()
+        .map(|batch| Settlement {
             batch: batch.id,
             lease: batch.lease,
-            verdicts: batch.messages.iter().map(verdict).collect(),
-        }
-    };
-    let settlements: Vec<Settlement> = batches.iter().map(sent).collect();
+            verdicts: batch.messages.iter().map(&mut verdict).collect(),
+        })
+        .collect();
     let (mut wait, mut doubted) = (STORE_WAIT, false);
     loop {
         match shared.store.turn(settlements.clone(), None).await {
@@ -116,7 +136,7 @@ async fn settle(shared: &Shared, batches: &[Batch]) -> HashSet<BatchId> {
                 if doubted {
                     forget(shared, batches.iter().filter(|batch| fenced.contains(&batch.id)));
                 }
-                return ours.map(|batch| batch.id).collect();
+                return Settled { batches: ours.map(|batch| batch.id).collect(), unsent };
             }
             Err(error) if error.is_transient() || !*shared.stopping.borrow() => {
                 tracing::warn!(%error, "the store does not answer; trying again");
@@ -124,7 +144,7 @@ async fn settle(shared: &Shared, batches: &[Batch]) -> HashSet<BatchId> {
             }
             Err(error) => {
                 tracing::error!(%error, "leaving with unsettled batches: they were not sent");
-                return HashSet::new();
+                return Settled::default();
             }
         }
         tokio::time::sleep(wait).await;

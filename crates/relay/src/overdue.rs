@@ -1,15 +1,15 @@
 //! What a group did not acknowledge in time: sent again, a few times, and then told.
 //!
 //! A group that is behind is not a group that forgot: what it has not come to yet waits in the broker, and copies would only
-//! make it later. So a message is sent again without more ado when its group has acknowledged a later one. Of others only
-//! the oldest few are, to find out whether anybody listens.
+//! make it later. So many may be under way again when the group has acknowledged a later message of their key: it has
+//! passed them by. Of others only the oldest few may, to find out whether anybody listens.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use message::Status;
+use message::{Schedule, Status};
 use store::{Error, Filter, Page, Record, Seq, Store};
 use tokio::sync::watch;
 
@@ -27,6 +27,8 @@ pub struct Patience {
     pub check_every: Duration,
     /// After so many a message is left as it is, and told of.
     pub max_redeliveries: u32,
+    /// What was written longer ago is not sent again: those who have done it may have forgotten that.
+    pub remembered: Duration,
 }
 
 /// How it stands with a group.
@@ -51,7 +53,13 @@ const PAGES: usize = 4;
 /// Messages that may be under way again to a group that has acknowledged nothing later.
 const PROBES: usize = 100;
 
-/// The newest messages, among which the last one is sought that a group has acknowledged.
+/// How long a message that was sent again and is not confirmed counts as under way, at least.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Messages that may be under way again to a group that has passed them by.
+const PASSED_BY: usize = 1_000;
+
+/// The newest messages, among which the last ones are sought that a group has acknowledged.
 const NEWEST: usize = 200;
 
 /// How it stands with all groups.
@@ -73,11 +81,13 @@ impl Board {
 /// Looks after one group for as long as the relay lives.
 pub(crate) async fn watch(patience: Patience, shared: Arc<Shared>) {
     let mut stopping = shared.stopping.subscribe();
-    let mut sweep = Sweep::default();
-    shared.overdue.note(&patience.group, |_| {});
-    while pause(patience.check_every, &mut stopping).await {
-        if let Err(error) = sweep.go_on(&patience, &shared).await {
-            tracing::warn!(group = patience.group, %error, "cannot see what is not acknowledged; looking again later");
+    let mut watcher = Watcher { patience, shared, again: HashMap::new(), sweep: Sweep::default() };
+    let group = watcher.patience.group.clone();
+    watcher.shared.overdue.note(&group, |_| {});
+    while pause(watcher.patience.check_every, &mut stopping).await {
+        if let Err(error) = watcher.look().await {
+            tracing::warn!(group, %error, "cannot see what is not acknowledged; looking again later");
+            watcher.sweep = Sweep::default();
         }
     }
 }
@@ -90,6 +100,14 @@ async fn pause(wait: Duration, stopping: &mut watch::Receiver<bool>) -> bool {
     }
 }
 
+struct Watcher {
+    patience: Patience,
+    shared: Arc<Shared>,
+    /// Sent again by us, when, and not confirmed since.
+    again: HashMap<Seq, Instant>,
+    sweep: Sweep,
+}
+
 /// One way through all that a group has not acknowledged, from the oldest on, in several looks if it is much.
 #[derive(Default)]
 struct Sweep {
@@ -97,73 +115,95 @@ struct Sweep {
     overdue: u64,
     given_up: u64,
     /// Sent again, and not overdue again yet.
-    probes: usize,
+    under_way: usize,
 }
 
-impl Sweep {
-    async fn go_on(&mut self, patience: &Patience, shared: &Shared) -> Result<(), Error> {
-        let last_done = last_done(&*shared.store, &patience.group).await?;
-        let filter = Filter { unacknowledged_by: Some(patience.group.clone()), ..Filter::default() };
+/// The last message of each topic and key that a group has acknowledged.
+type LastDone = HashMap<(String, Option<String>), Seq>;
+
+impl Watcher {
+    async fn look(&mut self) -> Result<(), Error> {
+        let (store, group) = (&self.shared.store, &self.patience.group);
+        if self.sweep.after.is_none() {
+            let asked: Vec<Seq> = self.again.keys().copied().collect();
+            let unsent: HashSet<Seq> = store.unsent(&asked).await?.into_iter().collect();
+            // Some may be Dead by now: they count for a while only.
+            let while_only = self.patience.timeout.max(AGAIN);
+            self.again.retain(|seq, since| unsent.contains(seq) && since.elapsed() < while_only);
+            self.sweep = Sweep { under_way: self.again.len(), ..Sweep::default() };
+        }
+        let last_done = last_done(&**store, group).await?;
+        let filter = Filter { unacknowledged_by: Some(group.clone()), ..Filter::default() };
         for _ in 0..PAGES {
-            let page = Page { after: self.after, limit: PAGE, newest_first: false };
-            let found = shared.store.list(&filter, page).await?;
+            let page = Page { after: self.sweep.after, limit: PAGE, newest_first: false };
+            let found = self.shared.store.list(&filter, page).await?;
             let now = Utc::now();
             let mut young = false;
             for record in found.items {
-                young = !self.look(&record, patience, last_done, now, shared).await?;
+                if *self.shared.stopping.borrow() {
+                    return Ok(());
+                }
+                young = age(now, Some(record.written_at)) < self.patience.timeout;
                 if young {
                     break;
                 }
+                self.consider(&record, &last_done, now).await?;
             }
-            self.after = found.next.filter(|_| !young);
-            if self.after.is_none() {
-                std::mem::take(self).end(patience, shared);
+            // What was written after a young one is younger still.
+            self.sweep.after = found.next.filter(|_| !young);
+            if self.sweep.after.is_none() {
+                std::mem::take(&mut self.sweep).end(&self.patience, &self.shared);
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Answers whether older messages may come after this one.
-    async fn look(
+    /// Sends `record` again if it is overdue and may be.
+    async fn consider(
         &mut self,
         record: &Record,
-        patience: &Patience,
-        last_done: Option<Seq>,
+        last_done: &LastDone,
         now: DateTime<Utc>,
-        shared: &Shared,
-    ) -> Result<bool, Error> {
+    ) -> Result<(), Error> {
+        let (Patience { group, timeout, .. }, message) = (&self.patience, &record.message);
         let deliveries = record.state.delivery;
-        let age = record.sent_at.and_then(|at| (now - at).to_std().ok()).unwrap_or_default();
-        if age < patience.timeout {
-            self.probes += usize::from(deliveries > 0);
-            // What was sent once is sent in the order of writing, nearly.
-            return Ok(deliveries > 0);
+        if age(now, record.sent_at) < *timeout {
+            self.sweep.under_way += usize::from(deliveries > 0);
+            return Ok(());
         }
-        self.overdue += 1;
-        if deliveries >= patience.max_redeliveries {
-            self.given_up += 1;
-            return Ok(true);
+        self.sweep.overdue += 1;
+        let route = self.shared.routes.of(&message.topic);
+        let once = route.is_none_or(|way| way.route.settle != Settle::After);
+        let forgotten = age(now, Some(record.written_at)) >= self.patience.remembered;
+        let over = message.schedule(now) != Schedule::Now;
+        if deliveries >= self.patience.max_redeliveries || once || forgotten || over {
+            self.sweep.given_up += 1;
+            return Ok(());
         }
-        let passed_by = last_done.is_some_and(|last| last > record.seq);
-        if !passed_by && self.probes >= PROBES {
-            return Ok(true);
+        let last = last_done.get(&(message.topic.clone(), message.key.clone()));
+        let room = if last.is_some_and(|last| *last > record.seq) { PASSED_BY } else { PROBES };
+        if self.sweep.under_way >= room {
+            return Ok(());
         }
-        let route = shared.routes.of(&record.message.topic);
-        if route.is_none_or(|way| way.route.settle == Settle::Before) {
-            return Ok(true);
-        }
-        let (id, group) = (record.message.id, &patience.group);
-        let why = format!("the group `{group}` did not acknowledge it within {:?}", patience.timeout);
-        if shared.store.redeliver(id, group, &why).await? {
-            self.probes += 1;
-            let delivery = deliveries + 1;
+        let (id, delivery) = (message.id, deliveries + 1);
+        let why = format!("the group `{group}` did not acknowledge it within {timeout:?}");
+        if self.shared.store.redeliver(id, group, &why).await? {
+            self.again.insert(record.seq, Instant::now());
+            self.sweep.under_way += 1;
             tracing::info!(message_id = %id, group, delivery, "not acknowledged in time: sent again");
-            shared.overdue.note(group, |group| group.redelivered += 1);
+            self.shared.overdue.note(group, |group| group.redelivered += 1);
         }
-        Ok(true)
+        Ok(())
     }
+}
 
+/// How long ago that was; what never was is young.
+fn age(now: DateTime<Utc>, then: Option<DateTime<Utc>>) -> Duration {
+    then.and_then(|then| (now - then).to_std().ok()).unwrap_or_default()
+}
+
+impl Sweep {
     fn end(self, patience: &Patience, shared: &Shared) {
         let Self { overdue, given_up, .. } = self;
         let mut known = given_up;
@@ -183,11 +223,16 @@ impl Sweep {
     }
 }
 
-/// The last of the newest messages that the group has acknowledged.
-async fn last_done(store: &dyn Store, group: &str) -> Result<Option<Seq>, Error> {
+/// The last of each topic and key that the group has acknowledged, among the newest messages.
+async fn last_done(store: &dyn Store, group: &str) -> Result<LastDone, Error> {
     let filter = Filter { group: Some(group.to_owned()), statuses: vec![Status::Sent], ..Filter::default() };
     let page = Page { after: None, limit: NEWEST, newest_first: true };
-    let newest = store.list(&filter, page).await?.items;
-    let done = |record: &&Record| record.acknowledgements.iter().any(|done| done.group == group);
-    Ok(newest.iter().find(done).map(|record| record.seq))
+    let mut last = LastDone::new();
+    for record in store.list(&filter, page).await?.items {
+        if record.acknowledgements.iter().any(|done| done.group == group) {
+            // The newest come first.
+            last.entry((record.message.topic, record.message.key)).or_insert(record.seq);
+        }
+    }
+    Ok(last)
 }

@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use broker::{Line, Outcome, Outgoing, SendTogether, TakenOver};
-use store::{Batch, Claimed, Lease, Seq};
+use store::{Batch, Claimed, Lease, Seq, Verdict};
 use tokio::sync::OnceCell;
 
 use crate::Shared;
@@ -58,8 +58,8 @@ impl Lines {
     }
 }
 
-/// Sends a batch in a transaction of its lane. One outcome for each of its messages.
-pub(crate) async fn send(shared: &Shared, batch: &Batch) -> Vec<Outcome> {
+/// Sends a batch in a transaction of its lane, but for what is not sent now. One outcome for each of its messages.
+pub(crate) async fn send(shared: &Shared, batch: &Batch, unsendable: &HashMap<Seq, Verdict>) -> Vec<Outcome> {
     let all = |outcome: Outcome| vec![outcome; batch.messages.len()];
     let Some(way) = batch.messages.first().and_then(|claimed| shared.routes.of(&claimed.message.topic))
     else {
@@ -74,14 +74,14 @@ pub(crate) async fn send(shared: &Shared, batch: &Batch) -> Vec<Outcome> {
     }
     let slot = shared.lines.slot(batch);
     let mut slot = slot.lock().await;
-    let mut gone = HashSet::new();
+    let mut gone: HashSet<Seq> = unsendable.keys().copied().collect();
     if slot.as_ref().is_none_or(|taken| taken.lease != batch.lease || !taken.sender.is_good()) {
         // Its connections go first.
         *slot = None;
         match take_over(shared, way, batch).await {
             Ok((taken, settled)) => {
                 *slot = Some(taken);
-                gone = settled;
+                gone.extend(settled);
             }
             Err(outcome) => return all(outcome),
         }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use broker::Outcome;
-use message::{Event, Next, RetryPolicy, Status, step};
+use chrono::Utc;
+use message::{Event, Next, RetryPolicy, Schedule, Status, step};
 use store::{Claimed, Verdict};
 
 use crate::Route;
@@ -18,6 +19,22 @@ pub(crate) struct Circumstances<'a> {
     pub(crate) condemned: bool,
     /// The groups that must acknowledge its topic.
     pub(crate) groups: Vec<String>,
+}
+
+/// What is to be written about a message that is not sent now, whatever its destination is like: its time has not come, or
+/// is over. Those behind it go on.
+pub(crate) fn unsendable(claimed: &Claimed) -> Option<Verdict> {
+    let dead = |reason: &str, error| {
+        Some(Verdict::Dead { reason: reason.to_owned(), error, attempted: false, hold: false })
+    };
+    match claimed.message.schedule(Utc::now()) {
+        Schedule::Now => None,
+        Schedule::Later(wait) => Some(Verdict::Postponed { wait }),
+        Schedule::Expired(at) => dead("Expired", format!("it was to be sent before {at}")),
+        Schedule::Unreadable(header) => {
+            dead("Unreadable", format!("the header `{header}` is not a time such as 2026-11-16T18:30:00Z"))
+        }
+    }
 }
 
 /// What is to be written about a message.
@@ -38,7 +55,7 @@ pub(crate) fn judge(claimed: &Claimed, outcome: Outcome, circumstances: Circumst
             fail(claimed, policy, error, None, hold_failed, hold_dead)
         }
         Outcome::Unconfirmed { error } | Outcome::Unreachable { error } => {
-            if claimed.age >= policy.give_up_after {
+            if waited(claimed) >= policy.give_up_after {
                 let reason = format!("GaveUpAfter({:?}): the destination stayed down", policy.give_up_after);
                 return Verdict::Dead { reason, error, attempted: false, hold: hold_dead };
             }
@@ -52,6 +69,14 @@ pub(crate) fn judge(claimed: &Claimed, outcome: Outcome, circumstances: Circumst
         },
         Outcome::Misconfigured { error } => Verdict::Released { error: Some(error) },
     }
+}
+
+/// How long it has been waiting for its destination: not before its time, and not since an earlier delivery.
+fn waited(claimed: &Claimed) -> Duration {
+    if claimed.state.delivery > 0 {
+        return Duration::ZERO;
+    }
+    claimed.message.since_due(Utc::now()).map_or(claimed.age, |since| since.min(claimed.age))
 }
 
 fn fail(

@@ -57,7 +57,9 @@ impl Bench {
     fn relay(&self, timeout: Duration, max_redeliveries: u32, settle: Settle) -> Running {
         let route = Route { settle, ..Route::new("main", &["*"], self.counting.clone()) };
         let check_every = Duration::from_millis(20);
-        let patience = vec![Patience { group: "billing".to_owned(), timeout, check_every, max_redeliveries }];
+        let remembered = Duration::from_secs(3_600);
+        let group = "billing".to_owned();
+        let patience = vec![Patience { group, timeout, check_every, max_redeliveries, remembered }];
         let groups: relay::Groups = Arc::new(|_| vec!["billing".to_owned(), "audit".to_owned()]);
         Relay::start(self.store.clone(), vec![route], Settings { patience, groups, ..Settings::default() })
     }

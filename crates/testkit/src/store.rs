@@ -192,6 +192,7 @@ macro_rules! store_cases {
             claim::a_lane_is_claimed_in_the_order_of_writing => ReversesBatches;
             claim::a_later_message_of_a_key_waits_until_the_earlier_one_is_settled => ClaimsInWords;
             claim::a_failed_message_is_not_claimed_before_its_wait_is_over => ShortensWaits;
+            claim::a_postponed_message_is_not_claimed_before_its_time_and_nobody_waits_for_it => ShortensWaits;
             claim::a_topic_that_may_not_be_taken_hides_nobody => IgnoresTake;
             claim::no_more_of_a_topic_is_taken_than_its_rule_says => IgnoresTake;
             claim::a_message_that_brings_relays_down_travels_alone => ForgetsCrashes;

@@ -1,5 +1,7 @@
 //! Taking messages in, once each.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use message::{Message, MessageId, Status};
 use serde_json::value::RawValue;
@@ -36,6 +38,8 @@ impl Desk {
             // What may be lost would be waited for, and kept, for ever.
             ack_groups.clear();
         }
+        let deliver_after = wait("deliverAfter", request.deliver_after.as_deref())?;
+        let expires_after = wait("expiresAfter", request.expires_after.as_deref())?;
         let chosen = chosen_id(&request)?;
         let once = once(&request, idempotency_key, chosen)?;
         let by_key = idempotency_key.is_some();
@@ -45,10 +49,17 @@ impl Desk {
         message.kind = request.kind;
         message.key = request.key;
         message.headers = request.headers;
+        if let Some(wait) = deliver_after {
+            message = message.deliver_after(wait);
+        }
+        if let Some(wait) = expires_after {
+            message = message.expires_after(wait);
+        }
         message.check(&self.limits)?;
 
-        // Only the store can recognise a repetition.
+        // Only the store can recognise a repetition, and only it waits.
         if once.is_none()
+            && !message.is_scheduled()
             && self.topology.bypasses_store(&message.topic)
             && let Some(express) = &self.express
         {
@@ -109,6 +120,24 @@ impl Desk {
 /// The JSON as it was written, without copying it.
 fn bytes(json: Box<RawValue>) -> Bytes {
     Bytes::from(String::from(Box::<str>::from(json)))
+}
+
+/// A time to wait, as people write it.
+fn wait(field: &str, text: Option<&str>) -> Result<Option<Duration>, Problem> {
+    let read = |text: &str| {
+        humantime::parse_duration(text.trim()).map_err(|_| {
+            let shown: String = text.chars().take(40).collect();
+            Problem::bad_request(
+                "bad-duration",
+                "That is not a duration",
+                format!(
+                    "`{field}` is `{}`: write a number and a unit, such as 30s, 10m or 2h.",
+                    shown.escape_debug()
+                ),
+            )
+        })
+    };
+    text.map(read).transpose()
 }
 
 fn check_depth(json: &str) -> Result<(), Problem> {

@@ -201,6 +201,12 @@ pub(super) struct Send {
     /// The group that must acknowledge it; every group of the topic when left out
     #[arg(long)]
     pub(super) group: Option<String>,
+    /// Send it when so much time has passed, such as 10m, and not before
+    #[arg(long, value_name = "DURATION")]
+    pub(super) deliver_after: Option<String>,
+    /// Do not send it any more when so much time has passed: it is Dead then
+    #[arg(long, value_name = "DURATION")]
+    pub(super) expires_after: Option<String>,
     /// Write it once, however often this command is repeated with the same key
     #[arg(long, value_name = "KEY")]
     pub(super) idempotency_key: Option<String>,

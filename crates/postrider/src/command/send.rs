@@ -23,6 +23,8 @@ pub(super) async fn send(desk: &Desk, options: Send, output: &mut Output) -> Res
         fields => IdFrom::Fields(fields.split(',').map(|field| field.trim().to_owned()).collect()),
     });
     request.consumer_group = options.group;
+    request.deliver_after = options.deliver_after;
+    request.expires_after = options.expires_after;
     let answer = desk.send(request, options.idempotency_key.as_deref()).await?;
     output.answer(&answer, |output| {
         output.line(answer.message_id.to_string())?;

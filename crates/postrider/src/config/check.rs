@@ -199,7 +199,7 @@ impl Checker<'_> {
                     route.broker, consumer.broker
                 ));
             }
-            self.keep_ids(&section, consumer, route_name, route);
+            self.keep_ids(&section, consumer, topic, route_name, route);
             self.acknowledge(&section, consumer, route_name, route);
         }
         self.dedup(&section, consumer);
@@ -208,18 +208,22 @@ impl Checker<'_> {
     }
 
     /// An id that is forgotten while its message can still come again is a duplicate that nobody recognises.
-    fn keep_ids(&mut self, section: &str, consumer: &Consumer, route_name: &str, route: &Route) {
+    fn keep_ids(&mut self, section: &str, consumer: &Consumer, topic: &str, route_name: &str, route: &Route) {
         let retried = if route.semantics.sends_again() { route.retry.give_up_after } else { Duration::ZERO };
-        let redelivered = consumer.acknowledge.map(Acknowledge::horizon).unwrap_or_default();
+        // What is sent again for one group comes to all.
+        let groups = self.config.consumers.values();
+        let groups = groups.filter(|group| group.topics.iter().any(|name| name == topic));
+        let redelivered = groups.filter_map(|group| group.acknowledge).map(Acknowledge::horizon).max();
+        let by = match redelivered {
+            Some(_) => "retry.give_up_after, acknowledge",
+            None => "retry.give_up_after",
+        };
+        let redelivered = redelivered.unwrap_or_default();
         let longest = retried.saturating_add(redelivered).saturating_add(consumer.replay);
         let margin = (longest / 10).max(Duration::from_secs(60 * 60));
         let least = longest.saturating_add(margin);
         if consumer.keep_ids < least {
             let (kept, least) = (duration_text(consumer.keep_ids), duration_text(least));
-            let by = match consumer.acknowledge {
-                Some(_) => "retry.give_up_after, acknowledge",
-                None => "retry.give_up_after",
-            };
             let retried = duration_text(retried.saturating_add(redelivered));
             let replayed = duration_text(consumer.replay);
             self.refuse(&format!("{section}.keep_ids"), format!(
@@ -241,6 +245,12 @@ impl Checker<'_> {
                 "routes.{route_name} promises {}, so nothing of it is sent again: leave `acknowledge` out, or let the \
                  route promise at-least-once",
                 route.semantics
+            ));
+        }
+        if route.semantics == Semantics::ExactlyOnce {
+            self.refuse(&setting, format!(
+                "routes.{route_name} promises exactly-once, and what is sent again is in the broker twice: leave \
+                 `acknowledge` out, or let the route promise effectively-once"
             ));
         }
         if consumer.semantics == Semantics::AtMostOnce {

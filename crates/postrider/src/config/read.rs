@@ -411,13 +411,16 @@ fn not_empty(text: &str) -> Result<String, String> {
     }
 }
 
-/// Locks and counters in Redis, when the relay is told to have them.
 /// What capabilities to acknowledge are made of.
 fn secrets(section: &mut Section<'_>) -> Option<Secrets> {
-    let origin = section.origin_of("acknowledge_secrets");
+    let (has, origin) = (section.has("acknowledge_secrets"), section.origin_of("acknowledge_secrets"));
     let texts: Vec<String> =
         section.texts("acknowledge_secrets").into_iter().map(|found| found.value).collect();
     match Secrets::new(&texts) {
+        Ok(None) if has => {
+            section.complain("acknowledge_secrets", origin, "name a secret, or leave it out");
+            None
+        }
         Ok(secrets) => secrets,
         Err(short) => {
             section.complain("acknowledge_secrets", origin, short.to_string());
@@ -426,6 +429,7 @@ fn secrets(section: &mut Section<'_>) -> Option<Secrets> {
     }
 }
 
+/// Locks and counters in Redis, when the relay is told to have them.
 fn claims(section: &mut Section<'_>) -> Option<Claims> {
     const DETAILS: [&str; 3] = ["claims_ttl", "claims_prefix", "claims_keep"];
     if !section.has("claims") {

@@ -203,3 +203,31 @@ async fn what_keeps_nothing_goes_past_the_store_and_says_so_and_says_when_it_can
     let kept = service.sent(r#"{"topic":"user-events","message":4}"#).await;
     assert_eq!(service.get(&format!("/api/messages/status/{kept}")).await.status, StatusCode::OK);
 }
+
+#[tokio::test]
+async fn a_schedule_is_kept_with_the_message_and_nonsense_is_refused() {
+    let service = Service::start();
+    let body = r#"{"topic":"user-events","message":1,"deliverAfter":"10m","expiresAfter":"1h 30m"}"#;
+    let id = service.sent(body).await;
+    let shown = service.get(&format!("/api/messages/status/{id}")).await.json();
+    let time = |value: &serde_json::Value| {
+        chrono::DateTime::parse_from_rfc3339(value.as_str().expect("a text")).expect("a time")
+    };
+    let happened = time(&shown["occurredAt"]);
+    for (header, minutes) in [("postrider-deliver-at", 10), ("postrider-expires-at", 90)] {
+        assert_eq!((time(&shown["headers"][header]) - happened).num_minutes(), minutes, "{shown}");
+    }
+    for (body, code, word) in [
+        (r#"{"topic":"user-events","message":1,"deliverAfter":"soon"}"#, "bad-duration", "such as 30s"),
+        (
+            r#"{"topic":"user-events","message":1,"deliverAfter":"2h","expiresAfter":"1h"}"#,
+            "bad-schedule",
+            "expires before it may be sent",
+        ),
+        (r#"{"topic":"user-events","message":1,"priority":9}"#, "unknown-field", "priority"),
+    ] {
+        let refused = service.send(body).await;
+        assert_eq!((refused.status, refused.problem().as_str()), (StatusCode::BAD_REQUEST, code));
+        assert!(refused.detail().contains(word), "{}", refused.text);
+    }
+}

@@ -97,6 +97,11 @@ pub enum Verdict {
         /// Whether later messages of its key wait for a person.
         hold: bool,
     },
+    /// It is what it was before, and its time has not come.
+    Postponed {
+        /// The wait before it is claimed again. Later messages of its key go on.
+        wait: Duration,
+    },
     /// It is what it was before.
     Released {
         /// Why, when the destination was tried in vain; that counts as a failed attempt in the metrics.
@@ -138,7 +143,7 @@ pub struct Turn {
 ///    an earlier one of its topic and key that is not settled, whatever their channels were.
 /// 4. On topics with `hold_failed`, later messages of a failed one's key wait until it is Sent; with
 ///    `hold_dead`, also while it is Dead. Released, they come in order before newer ones.
-/// 5. A Failed message is not claimed before its wait is over.
+/// 5. A Failed or postponed message is not claimed before its wait is over.
 /// 6. Nothing is claimed of a topic beyond its rule's `take`; such messages do not hide those of other topics.
 /// 7. A message that [travels alone](State::travels_alone) is the only one in its batch.
 /// 8. A claim is on disk before it is answered.

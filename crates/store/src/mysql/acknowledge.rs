@@ -163,6 +163,15 @@ async fn finish<'a>(
     if finished.is_empty() {
         return Ok(());
     }
+    // Some may be on their way again by now.
+    let sql = format!(
+        "SELECT seq FROM outbox_events FORCE INDEX (PRIMARY) WHERE seq IN ({}) AND status = 'sent' FOR UPDATE",
+        list(&finished)
+    );
+    let finished: Vec<i64> = tx.query(sql).await?;
+    if finished.is_empty() {
+        return Ok(());
+    }
     let removed = settle::remove(tx, &finished).await?;
     store.uncount(tally, removed);
     Ok(())

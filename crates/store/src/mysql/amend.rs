@@ -136,7 +136,14 @@ impl MysqlStore {
         let place = lane::lock_slot(&mut tx, slot).await?;
         // Read again: what was seen before the lock may be over.
         let found = find(&mut tx, id).await?.map(|(record, _)| record);
-        let Some(record) = found.filter(|record| record.waits_for(group)) else {
+        let mut found = found.filter(|record| record.waits_for(group));
+        if let Some(record) = &found {
+            // Where sent records are deleted, the last acknowledgement may have done that by now.
+            let sql = "SELECT seq FROM outbox_events WHERE seq = ? AND status = 'sent' FOR UPDATE";
+            let kept: Option<i64> = tx.exec_first(sql, (record.seq,)).await?;
+            found = found.filter(|_| kept.is_some());
+        }
+        let Some(record) = found else {
             // Now, and not when the connection is tidied up: relays pass a lane by that is locked.
             tx.rollback().await?;
             return Ok(false);

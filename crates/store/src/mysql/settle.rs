@@ -190,6 +190,15 @@ impl Settler<'_> {
                 self.in_vain(seq, "dead", error);
                 Ok(())
             }
+            Verdict::Postponed { wait } => {
+                let after = before.step(Event::Released, self.tally)?;
+                let due = at_text(self.now.saturating_add(millis(*wait)));
+                let (status, attempts) = (word(after.status), after.attempts);
+                self.rows.troubled.push(json!([seq, status, attempts, due, null, null, null]));
+                self.holds.stand(seq);
+                self.holds.lift(&before.topic, before.key.as_deref(), seq);
+                Ok(())
+            }
             Verdict::Released { error } => {
                 let error = error.as_deref().unwrap_or_default();
                 self.rows.released.push(json!([seq, clip(error)]));

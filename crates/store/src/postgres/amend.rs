@@ -122,12 +122,17 @@ async fn redeliver(tx: &Transaction, id: MessageId, group: &str, why: &str) -> R
     let Some(record) = find(tx, id).await?.filter(|record| record.waits_for(group)) else {
         return Ok(false);
     };
+    // Where sent records are deleted, the last acknowledgement may have done that by now.
+    let kept = tx
+        .execute(
+            "UPDATE outbox_events SET last_error = $2 WHERE seq = $1 AND status = 'sent'",
+            &[(&record.seq, Type::INT8), (&why, Type::TEXT)],
+        )
+        .await?;
+    if kept == 0 {
+        return Ok(false);
+    }
     again(tx, &record, &record.message, lane, Event::Unacknowledged).await?;
-    tx.execute(
-        "UPDATE outbox_events SET last_error = $2 WHERE seq = $1",
-        &[(&record.seq, Type::INT8), (&why, Type::TEXT)],
-    )
-    .await?;
     tx.execute("DELETE FROM outbox_unacknowledged WHERE seq = $1", &[(&record.seq, Type::INT8)]).await?;
     audit(tx, RELAY, "redeliver", id, &redelivered(group, why)).await?;
     Ok(true)

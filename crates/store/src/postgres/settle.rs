@@ -128,6 +128,19 @@ impl Changes {
                 self.in_vain(seq, "dead", error);
                 Ok(())
             }
+            Verdict::Postponed { wait } => {
+                let state = self.step(&before, Event::Released)?;
+                self.book.lift(&before.topic, before.key.as_deref(), seq);
+                self.others.push(After {
+                    seq,
+                    state,
+                    ready: false,
+                    next_attempt_at: Some(after(self.now, *wait)),
+                    last_error: before.last_error,
+                    dead_reason: None,
+                });
+                Ok(())
+            }
             Verdict::Released { error: None } => Ok(()),
             Verdict::Released { error: Some(error) } => {
                 let state = self.step(&before, Event::Released)?;

@@ -19,6 +19,8 @@ local function read_settlements(read)
         verdict.reason, verdict.error, verdict.attempted, verdict.hold = read(), read(), read() == '1', read() == '1'
       elseif verdict.kind == 'tried' then
         verdict.error = read()
+      elseif verdict.kind == 'postponed' then
+        verdict.wait = tonumber(read())
       end
       settlement.verdicts[place] = verdict
     end
@@ -122,7 +124,15 @@ local function dead(message, verdict)
   in_vain(seq, 'dead', verdict.error)
 end
 
-local EVENTS = { sent = 'confirmed', failed = 'failed', tried = 'released' }
+local function postponed(message, verdict)
+  local seq, due = verdict.seq, now + verdict.wait
+  redis.call('HSET', message_key(seq), 'next_attempt_at', due)
+  redis.call('ZADD', key('due'), due, seq)
+  if message.held then hold.stand(hold_name(message.topic, message.key), seq) end
+  if message.key then hold.lift(message.topic, message.key, tonumber(seq)) end
+end
+
+local EVENTS = { sent = 'confirmed', failed = 'failed', tried = 'released', postponed = 'released' }
 
 local function settle_message(verdict, holds, mover)
   local seq = verdict.seq
@@ -145,6 +155,7 @@ local function settle_message(verdict, holds, mover)
   end
   mover.remove(bucket(layout(), tonumber(slot) % layout(), topic), seq)
   if verdict.kind == 'failed' then return failed(message, verdict) end
+  if verdict.kind == 'postponed' then return postponed(message, verdict) end
   mover.remove(key('unsent'), seq)
   mover.add(key(after.status), seq)
   if verdict.kind == 'sent' then return sent(message, verdict) end

@@ -38,6 +38,7 @@ fn write(call: &mut Call<'_>, verdict: &Verdict) {
         Verdict::Dead { reason, error, attempted, hold } => {
             call.arg("dead").arg(reason).arg(clip(error)).flag(*attempted).flag(*hold)
         }
+        Verdict::Postponed { wait: later } => call.arg("postponed").arg(wait(*later)),
         Verdict::Released { error: Some(error) } => call.arg("tried").arg(clip(error)),
         Verdict::Released { error: None } => call.arg("released"),
     };

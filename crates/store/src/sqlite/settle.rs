@@ -96,6 +96,7 @@ impl<'a> Settler<'a> {
             Verdict::Dead { reason, error, attempted, hold } => {
                 self.dead(seq, &before, reason, error, *attempted, *hold)
             }
+            Verdict::Postponed { wait } => self.postponed(seq, *wait),
             Verdict::Released { error } => self.released(seq, error.as_deref().unwrap_or_default()),
         }
     }
@@ -185,6 +186,19 @@ impl<'a> Settler<'a> {
             hold::lift(self.connection, seq)?;
         }
         self.in_vain(seq, "dead", error)
+    }
+
+    fn postponed(&mut self, seq: i64, wait: Duration) -> Result<(), Error> {
+        let due = self.now.saturating_add(millis(wait));
+        self.connection
+            .prepare_cached(
+                "UPDATE outbox_events SET ready = 0, held = 0, next_attempt_at = ?2 WHERE seq = ?1",
+            )?
+            .execute(params![seq, due])?;
+        if self.holds {
+            hold::lift(self.connection, seq)?;
+        }
+        Ok(())
     }
 
     fn released(&mut self, seq: i64, error: &str) -> Result<(), Error> {

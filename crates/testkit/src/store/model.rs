@@ -64,6 +64,7 @@ enum Fate {
     Failed { later: bool },
     Dead { attempted: bool },
     Released { error: bool },
+    Postponed { later: bool },
 }
 
 /// Plays random histories.
@@ -126,6 +127,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<bool>().prop_map(|later| Fate::Failed { later }),
         2 => any::<bool>().prop_map(|attempted| Fate::Dead { attempted }),
         1 => any::<bool>().prop_map(|error| Fate::Released { error }),
+        1 => any::<bool>().prop_map(|later| Fate::Postponed { later }),
     ];
     let fates = prop::collection::vec(fate, 1..5);
     let key = prop::option::weighted(0.9, 0_u8..2);
@@ -358,14 +360,16 @@ impl History {
     }
 }
 
+fn wait(later: bool) -> Duration {
+    if later { Duration::from_secs(3_600) } else { Duration::ZERO }
+}
+
 fn verdict(fate: Fate, hold: bool) -> Verdict {
     let error = "no luck".to_owned();
     match fate {
         Fate::Sent => Verdict::Sent { ack_groups: vec![GROUP.to_owned()] },
-        Fate::Failed { later } => {
-            let retry_after = if later { Duration::from_secs(3_600) } else { Duration::ZERO };
-            Verdict::Failed { error, retry_after, hold }
-        }
+        Fate::Failed { later } => Verdict::Failed { error, retry_after: wait(later), hold },
+        Fate::Postponed { later } => Verdict::Postponed { wait: wait(later) },
         Fate::Dead { attempted } => Verdict::Dead { reason: "the model".to_owned(), error, attempted, hold },
         Fate::Released { error: told } => Verdict::Released { error: told.then_some(error) },
     }

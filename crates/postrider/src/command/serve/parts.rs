@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use admin::{Contract, Desk};
 use broker::{Connected, Publisher, Subscriber};
@@ -166,8 +167,17 @@ fn patience(config: &Config) -> Vec<relay::Patience> {
         timeout: acknowledge.timeout,
         check_every: acknowledge.check_every,
         max_redeliveries: acknowledge.max_redeliveries,
+        remembered: remembered(config, name),
     });
     patience.collect()
+}
+
+/// How long every group that hears of what `group` hears of remembers it.
+fn remembered(config: &Config, group: &str) -> Duration {
+    let topics = config.consumers.get(group).map(|consumer| &consumer.topics);
+    let hears =
+        |consumer: &&Consumer| topics.into_iter().flatten().any(|topic| consumer.topics.contains(topic));
+    config.consumers.values().filter(hears).map(|consumer| consumer.keep_ids).min().unwrap_or_default()
 }
 
 /// Locks and counters in Redis, if the relay shall have them.

@@ -94,6 +94,7 @@ fn what_cannot_work_is_refused_with_what_can() {
         ("[store]\nsent = \"delete\"", "only a store on PostgreSQL or MySQL has this setting"),
         ("[store]\nreplicas = 1", "only a store on Redis has this setting"),
         ("[relay]\nclaims_ttl = \"1s\"", "belongs to `claims`"),
+        ("[producer]\nacknowledge_secrets = []", "name a secret"),
         ("[producer]\nacknowledge_secrets = [\"hush\"]", "at least 16 bytes"),
         ("[store]\nurl = \"ftp://x\"", "`ftp://` is not a store"),
         ("[store]\nurl = \"sqlite://\"", "name the file"),
@@ -152,6 +153,10 @@ fn what_cannot_work_is_refused_with_what_can() {
         (
             "[consumers.g]\ntopics = [\"t\"]\nacknowledge = { timeout = \"8h\", max_redeliveries = 5 }",
             "for 5d 3m (retry.give_up_after, acknowledge)",
+        ),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nacknowledge = { timeout = \"1d\" }\nkeep_ids = \"30d\"\n[consumers.h]\ntopics = [\"t\"]",
+            "consumers.h.keep_ids",
         ),
         (
             "[consumers.g]\ntopics = [\"t\"]\nacknowledge = { every = \"8h\" }",

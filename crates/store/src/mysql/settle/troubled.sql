@@ -8,4 +8,4 @@ UPDATE json_table(?, '$[*]' COLUMNS (
            died     VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[6]')) j
 STRAIGHT_JOIN outbox_events e FORCE INDEX (PRIMARY) ON e.seq = j.number
 SET e.status = j.is_now, e.ready = 0, e.held = 0, e.attempts = j.failures, e.next_attempt_at = j.due,
-    e.last_error = j.told, e.dead_reason = coalesce(j.reason, e.dead_reason), e.dead_at = coalesce(j.died, e.dead_at)
+    e.last_error = coalesce(j.told, e.last_error), e.dead_reason = coalesce(j.reason, e.dead_reason), e.dead_at = coalesce(j.died, e.dead_at)

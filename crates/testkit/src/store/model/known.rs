@@ -15,8 +15,10 @@ pub(super) struct Known {
     key: Option<String>,
     /// `None`: the record is gone.
     state: Option<State>,
-    /// It failed and its wait does not end in this history.
+    /// It failed or was postponed, and its wait does not end in this history.
     waits: bool,
+    /// Its time had not come: nobody waits for it.
+    postponed: bool,
     acknowledged: bool,
     /// What went wrong last is on record.
     erred: bool,
@@ -30,6 +32,7 @@ impl Known {
             key: message.key.clone(),
             state: Some(State::NEW),
             waits: false,
+            postponed: false,
             acknowledged: false,
             erred: false,
         }
@@ -46,7 +49,8 @@ impl Known {
     /// Whether a later message of its key must wait for it.
     fn blocks(&self) -> bool {
         let trouble = self.is(Status::Failed) || self.is(Status::Dead);
-        self.is(Status::Pending) || self.is(Status::InFlight) || (trouble && self.ordered)
+        let rests = self.is(Status::Pending) || (trouble && self.ordered);
+        self.is(Status::InFlight) || (rests && !self.postponed)
     }
 }
 
@@ -112,6 +116,7 @@ impl Model {
                 return Err(format!("{id} overtakes {:?}", self.known[overtaken]));
             }
             self.happen(id, Event::Claim)?;
+            self.known[place].postponed = false;
             if self.known[place].state != Some(claimed.state) {
                 return Err(format!("{:?} was claimed as {:?}", self.known[place], claimed.state));
             }
@@ -127,17 +132,19 @@ impl Model {
             Fate::Failed { .. } => Event::Failed { max_attempts: u32::MAX },
             Fate::Dead { attempted: true } => Event::Rejected,
             Fate::Dead { attempted: false } => Event::GaveUp,
-            Fate::Released { .. } => Event::Released,
+            Fate::Released { .. } | Fate::Postponed { .. } => Event::Released,
         };
         match fate {
             Fate::Sent => self.success_total += 1,
-            Fate::Released { error: false } => {}
+            Fate::Released { error: false } | Fate::Postponed { .. } => {}
             _ => self.failure_total += 1,
         }
         self.happen(id, event)?;
         let place = self.place(id)?;
-        self.known[place].waits = matches!(fate, Fate::Failed { later: true });
-        self.known[place].erred |= !matches!(fate, Fate::Sent | Fate::Released { error: false });
+        let known = &mut self.known[place];
+        known.waits = matches!(fate, Fate::Failed { later: true } | Fate::Postponed { later: true });
+        known.postponed = matches!(fate, Fate::Postponed { .. });
+        known.erred |= !matches!(fate, Fate::Sent | Fate::Released { error: false } | Fate::Postponed { .. });
         Ok(())
     }
 
@@ -201,11 +208,11 @@ impl Model {
     /// Whether all is sent but what waits, and what waits behind that.
     pub(super) fn nothing_is_left_behind(&self) -> Result<(), String> {
         for (place, known) in self.known.iter().enumerate() {
-            let waits = known.waits && known.is(Status::Failed);
+            let waits = known.waits && (known.is(Status::Failed) || known.postponed);
             let behind = known.ordered
                 && self.known[..place]
                     .iter()
-                    .any(|earlier| earlier.same_key(known) && earlier.waits && earlier.is(Status::Failed));
+                    .any(|earlier| earlier.same_key(known) && earlier.waits && earlier.blocks());
             if known.state.is_some() && !known.is(Status::Sent) && !waits && !behind {
                 return Err(format!("{known:?} is left behind"));
             }

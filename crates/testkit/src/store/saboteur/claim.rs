@@ -69,8 +69,9 @@ impl Saboteur {
                         *retry_after = Duration::ZERO;
                     }
                 }
+                Verdict::Postponed { wait } if self.breaks(Sabotage::ShortensWaits) => *wait = Duration::ZERO,
                 Verdict::Dead { hold, .. } => self.hold(hold),
-                Verdict::Sent { .. } | Verdict::Released { .. } => {}
+                Verdict::Sent { .. } | Verdict::Postponed { .. } | Verdict::Released { .. } => {}
             }
         }
         settlement
