@@ -106,6 +106,19 @@ impl Nemesis<'_> {
         .await
     }
 
+    /// Waits until `relay` has messages in its hands.
+    ///
+    /// # Errors
+    /// When it never does.
+    pub async fn until_busy(&self, workers: &mut [Worker], relay: &str) -> Result<Duration> {
+        let store = self.ground.shop().store();
+        self.until("the relay has something in flight", workers, async || {
+            let lanes = store.lanes().await?;
+            Ok(lanes.iter().any(|lane| lane.owner.as_deref() == Some(relay) && lane.in_flight > 0))
+        })
+        .await
+    }
+
     /// Waits until the store's counts are as they should be. Fails when nothing moves, or when a worker ends.
     ///
     /// # Errors

@@ -166,7 +166,7 @@ impl Relay {
             breakers: Breakers::default(),
             suspects: Suspects::default(),
             losses: Losses::default(),
-            overdue: overdue::Board::default(),
+            overdue: overdue::Board::of(&settings.patience),
             lines: Lines::default(),
             leases: Leases::default(),
             settings,

@@ -67,6 +67,15 @@ const NEWEST: usize = 200;
 pub(crate) struct Board(Mutex<BTreeMap<String, Overdue>>);
 
 impl Board {
+    /// Of these groups, of whom nothing is known yet.
+    pub(crate) fn of(patience: &[Patience]) -> Self {
+        let board = Self::default();
+        for Patience { group, .. } in patience {
+            board.note(group, |_| {});
+        }
+        board
+    }
+
     pub(crate) fn views(&self) -> Vec<Overdue> {
         self.0.lock().expect("nothing panics while it holds the board").values().cloned().collect()
     }
@@ -83,7 +92,6 @@ pub(crate) async fn watch(patience: Patience, shared: Arc<Shared>) {
     let mut stopping = shared.stopping.subscribe();
     let mut watcher = Watcher { patience, shared, again: HashMap::new(), sweep: Sweep::default() };
     let group = watcher.patience.group.clone();
-    watcher.shared.overdue.note(&group, |_| {});
     while pause(watcher.patience.check_every, &mut stopping).await {
         if let Err(error) = watcher.look().await {
             tracing::warn!(group, %error, "cannot see what is not acknowledged; looking again later");
@@ -103,7 +111,7 @@ async fn pause(wait: Duration, stopping: &mut watch::Receiver<bool>) -> bool {
 struct Watcher {
     patience: Patience,
     shared: Arc<Shared>,
-    /// Sent again by us, when, and not confirmed since.
+    /// Sent again by us, and when: not confirmed since, or not overdue again yet.
     again: HashMap<Seq, Instant>,
     sweep: Sweep,
 }
@@ -127,9 +135,12 @@ impl Watcher {
         if self.sweep.after.is_none() {
             let asked: Vec<Seq> = self.again.keys().copied().collect();
             let unsent: HashSet<Seq> = store.unsent(&asked).await?.into_iter().collect();
-            // Some may be Dead by now: they count for a while only.
-            let while_only = self.patience.timeout.max(AGAIN);
-            self.again.retain(|seq, since| unsent.contains(seq) && since.elapsed() < while_only);
+            // Some of the unsent may be Dead by now: they count for a while only.
+            let timeout = self.patience.timeout;
+            self.again.retain(|seq, since| {
+                let limit = if unsent.contains(seq) { timeout.max(AGAIN) } else { timeout };
+                since.elapsed() < limit
+            });
             self.sweep = Sweep { under_way: self.again.len(), ..Sweep::default() };
         }
         let last_done = last_done(&**store, group).await?;
@@ -169,7 +180,9 @@ impl Watcher {
         let (Patience { group, timeout, .. }, message) = (&self.patience, &record.message);
         let deliveries = record.state.delivery;
         if age(now, record.sent_at) < *timeout {
-            self.sweep.under_way += usize::from(deliveries > 0);
+            // By another relay, or by this one before it was started anew.
+            let others = deliveries > 0 && !self.again.contains_key(&record.seq);
+            self.sweep.under_way += usize::from(others);
             return Ok(());
         }
         self.sweep.overdue += 1;
@@ -189,8 +202,9 @@ impl Watcher {
         let (id, delivery) = (message.id, deliveries + 1);
         let why = format!("the group `{group}` did not acknowledge it within {timeout:?}");
         if self.shared.store.redeliver(id, group, &why).await? {
-            self.again.insert(record.seq, Instant::now());
-            self.sweep.under_way += 1;
+            if self.again.insert(record.seq, Instant::now()).is_none() {
+                self.sweep.under_way += 1;
+            }
             tracing::info!(message_id = %id, group, delivery, "not acknowledged in time: sent again");
             self.shared.overdue.note(group, |group| group.redelivered += 1);
         }

@@ -129,8 +129,12 @@ async fn what_one_of_two_groups_never_acknowledges_is_sent_three_times_more_and_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_is_behind_gets_copies_of_a_few_only() {
     let bench = Bench::new();
-    let relay = bench.relay(Duration::from_millis(100), u32::MAX, Settle::After);
     bench.write(3_000).await;
+    // All are sent before anybody looks.
+    let relay = bench.relay(Duration::from_secs(3_000), u32::MAX, Settle::After);
+    bench.sent(3_000).await;
+    relay.drain().await;
+    let relay = bench.relay(Duration::from_millis(100), u32::MAX, Settle::After);
     // Several rounds of the same few.
     until("redeliveries", async || billing(&relay).redelivered >= 500).await;
     let again = bench.deliveries().into_values().filter(|deliveries| deliveries.len() > 1).count();

@@ -37,7 +37,7 @@ impl Scenario for Stop {
 
     async fn happen(&self, program: &Path, ground: &Ground) -> Result<String> {
         let nemesis = Nemesis { program, ground, keys: self.keys, lease: self.lease };
-        // A broker that takes its time: a relay that is stopped usually has something in flight.
+        // A broker that takes its time: what a relay has in flight is there for a while.
         let relay = || nemesis.worker(&["--only", "relay", "--delay", "100ms"]);
         let mut others = (0..3).map(|_| relay()).collect::<Result<Vec<_>>>()?;
         let relays: Vec<_> = others.iter().map(Worker::relay_name).collect();
@@ -45,6 +45,7 @@ impl Scenario for Stop {
         let writer = nemesis.worker(&["--only", "producer", "--pace", &self.pace.to_string()])?;
         for time in 0..self.times {
             nemesis.until_lanes_are_shared(&mut others, &relays).await?;
+            nemesis.until_busy(&mut others, &relays[time % relays.len()]).await?;
             let relay = &others[time % relays.len()];
             relay.signal(Signal::STOP)?;
             tokio::time::sleep(self.lease * 3).await;
