@@ -10,6 +10,7 @@ use message::{Message, Status};
 use relay::{Direct, NotTaken, Relay, Route, Settings, Settle, Try};
 use store::sqlite::SqliteStore;
 use store::{Append, Inspect};
+use testkit::until;
 use tokio::sync::watch;
 
 /// What it was given, and whether the store called it Sent by then.
@@ -69,14 +70,6 @@ impl Publisher for Looking {
             outcomes.push(outcome);
         }
         outcomes
-    }
-}
-
-async fn until(what: &str, mut fact: impl AsyncFnMut() -> bool) {
-    let started = Instant::now();
-    while !fact().await {
-        assert!(started.elapsed() < Duration::from_secs(60), "{what} never came");
-        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 

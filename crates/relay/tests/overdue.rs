@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use broker::embedded::{Broker, Config};
@@ -11,6 +11,7 @@ use message::{Message, MessageId};
 use relay::{Overdue, Patience, Relay, Route, Running, Settings, Settle};
 use store::sqlite::SqliteStore;
 use store::{Amend, Append, Filter, Inspect, NewMessage, Page, Record};
+use testkit::until;
 
 const ALL: Page = Page { after: None, limit: 10_000, newest_first: false };
 
@@ -94,14 +95,6 @@ fn billing(relay: &Running) -> Overdue {
     let overdue = relay.status().overdue;
     assert_eq!(overdue.len(), 1, "one group is watched");
     overdue.into_iter().next().expect("it is there")
-}
-
-async fn until(what: &str, mut fact: impl AsyncFnMut() -> bool) {
-    let started = Instant::now();
-    while !fact().await {
-        assert!(started.elapsed() < Duration::from_secs(60), "{what} never came");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

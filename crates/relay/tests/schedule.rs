@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use broker::embedded::{Broker, Config};
@@ -12,6 +12,7 @@ use message::{DELIVER_AT, Message, MessageId, Status};
 use relay::{Relay, Route, Settings, Settle};
 use store::sqlite::SqliteStore;
 use store::{Append, Inspect};
+use testkit::until;
 
 /// The embedded broker, and when it got what.
 struct Timing {
@@ -31,14 +32,6 @@ impl Publisher for Timing {
             got.entry(outgoing.message.id).or_default().push(Utc::now());
         }
         self.broker.publish(batch).await
-    }
-}
-
-async fn until(what: &str, mut fact: impl AsyncFnMut() -> bool) {
-    let started = Instant::now();
-    while !fact().await {
-        assert!(started.elapsed() < Duration::from_secs(60), "{what} never came");
-        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 

@@ -10,4 +10,4 @@ pub mod servers;
 pub mod store;
 mod wait;
 
-pub use wait::{eventually, within};
+pub use wait::{eventually, until, within};

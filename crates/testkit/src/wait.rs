@@ -23,6 +23,21 @@ where
     }
 }
 
+/// Longer than anything takes, however slow the machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Looks again and again until `fact` is true.
+///
+/// # Panics
+/// When it never was; `what` says what was missing.
+pub async fn until(what: &str, mut fact: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !fact().await {
+        assert!(Instant::now() < end, "{what} never came");
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
 /// Looks again and again until `look` finds something, for `timeout` at most.
 ///
 /// # Panics
