@@ -24,7 +24,8 @@ const LEAST: usize = 16;
 /// Bytes of a capability and of a proof.
 const SIZE: usize = 16;
 
-/// The producer's secrets: the first makes capabilities, all are good for proofs, so that they can be changed in turn.
+/// The producer's secrets, one at least: the first makes capabilities, all are good for proofs, so that they can be changed in
+/// turn.
 #[derive(Clone)]
 pub struct Secrets(Vec<Hmac<Sha256>>);
 
@@ -60,8 +61,7 @@ impl Secrets {
 
     /// What travels with this delivery of a message.
     pub fn capability(&self, id: MessageId, delivery: u32) -> String {
-        let first = self.0.first().map(|secret| of(secret, id, delivery));
-        written(delivery, &first.unwrap_or_default())
+        written(delivery, &of(&self.0[0], id, delivery))
     }
 
     /// Whether `group` proves that it has received the message.

@@ -109,6 +109,7 @@ struct Settled {
     unsent: HashSet<Seq>,
 }
 
+/// Settles all of `batches`, however long the store needs to be there.
 async fn settle(shared: &Shared, batches: &[Batch]) -> Settled {
     let mut unsent = HashSet::new();
     let mut verdict = |claimed: &Claimed| {
@@ -134,7 +135,9 @@ async fn settle(shared: &Shared, batches: &[Batch]) -> Settled {
                 let fenced: HashSet<BatchId> = turn.fenced.into_iter().collect();
                 let ours = batches.iter().filter(|batch| !fenced.contains(&batch.id));
                 if doubted {
-                    forget(shared, batches.iter().filter(|batch| fenced.contains(&batch.id)));
+                    let fenced = batches.iter().filter(|batch| fenced.contains(&batch.id));
+                    let messages = fenced.flat_map(|batch| &batch.messages);
+                    forget(shared, messages.filter(|claimed| !unsent.contains(&claimed.seq)));
                 }
                 return Settled { batches: ours.map(|batch| batch.id).collect(), unsent };
             }
@@ -153,9 +156,9 @@ async fn settle(shared: &Shared, batches: &[Batch]) -> Settled {
 }
 
 /// These were settled by us and the answer was lost, or another relay has them: nobody can tell, so they are not sent.
-fn forget<'a>(shared: &Shared, batches: impl Iterator<Item = &'a Batch>) {
+fn forget<'a>(shared: &Shared, messages: impl Iterator<Item = &'a Claimed>) {
     let error = "the store did not say whether it was settled";
-    for claimed in batches.flat_map(|batch| &batch.messages) {
+    for claimed in messages {
         let message = &claimed.message;
         let route = shared.routes.of(&message.topic).map_or("", |way| &way.route.name);
         shared.losses.count(route, error);
