@@ -11,7 +11,8 @@ mod lanes;
 pub use append::{Append, Appended, NewMessage, Once, Turned};
 pub use claim::{Batch, BatchId, Claim, ClaimOrder, Claimed, Settlement, TopicRule, Turn, Verdict};
 pub use inbox::{
-    Arrival, Handled, Inbox, InboxCounts, InboxRules, Parked, Processed, Receipt, Reservation, Work,
+    Arrival, Handled, Inbox, InboxCounts, InboxRules, Parked, Processed, Receipt, Remembered, Reservation,
+    Work,
 };
 pub use inspect::{
     Acknowledged, Acknowledgement, Amend, Attempt, AuditEntry, Counts, Edit, Filter, Hold, Inspect, Latency,

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Reservation, Store, Work,
+    Remembered, Reservation, Store, Work,
 };
 use seen::Seen;
 
@@ -206,6 +206,11 @@ impl Inbox for Hybrid {
     async fn inbox_counts(&self, group: &str) -> Result<InboxCounts, Error> {
         let counts = self.store.inbox_counts(group).await?;
         Ok(InboxCounts { duplicates: counts.duplicates + self.seen.duplicates(group).await, ..counts })
+    }
+
+    async fn remembered(&self, group: &str) -> Result<Remembered, Error> {
+        // What Redis has seen is a copy, and goes by itself.
+        self.store.remembered(group).await
     }
 
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {

@@ -11,8 +11,8 @@ use store::sqlite::SqliteStore;
 use store::{
     Acknowledged, Amend, Append, Appended, Arrival, Attempt, AuditEntry, Beat, Beaten, Claim, ClaimOrder,
     Counts, Edit, Error, Filter, Handled, Hold, Inbox, InboxCounts, InboxRules, Inspect, Instance, LaneView,
-    Lanes, Lease, NewMessage, Page, Paged, Parked, Processed, Receipt, Record, Reservation, Retention, Seq,
-    Settlement, Store, Turn, Turned, Work,
+    Lanes, Lease, NewMessage, Page, Paged, Parked, Processed, Receipt, Record, Remembered, Reservation,
+    Retention, Seq, Settlement, Store, Turn, Turned, Work,
 };
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -65,6 +65,7 @@ delegate! { Inbox to inbox:
     unpark(group: &str, id: MessageId, actor: &str) -> Result<(), Error>;
     drop_parked(group: &str, id: MessageId, actor: &str) -> Result<(), Error>;
     inbox_counts(group: &str) -> Result<InboxCounts, Error>;
+    remembered(group: &str) -> Result<Remembered, Error>;
     forget_ids(group: &str, keep: Duration) -> Result<u64, Error>;
 }
 

@@ -139,6 +139,30 @@ async fn reservations_that_have_ended_are_cleared() {
     assert_eq!(place.count("inbox_reserved"), 2);
 }
 
+#[tokio::test]
+async fn the_space_of_ids_is_estimated_near_the_pages_that_they_take() {
+    let place = Place::new();
+    for key in ["42", "a-customer-with-a-rather-long-name-of-sixty-four-characters-0042"] {
+        let arrivals: Vec<_> = (0..5_000)
+            .map(|_| {
+                let message = Message::new("order-events", "{}").key(key);
+                Arrival { message, seq: Some(1), delivery: 0 }
+            })
+            .collect();
+        for part in arrivals.chunks(500) {
+            place.store.process(GROUP, part.to_vec(), &Work::Mark, &rules()).await.unwrap();
+        }
+        let estimated = place.store.remembered(GROUP).await.unwrap().bytes.unwrap();
+        let pages = "SELECT sum(pgsize) FROM dbstat WHERE aggregate = 1 AND name LIKE 'inbox_ids%'";
+        let taken: u64 = place.application.query_row(pages, [], |row| row.get(0)).unwrap();
+        let ratio = estimated as f64 / taken as f64;
+        assert!((0.7..1.4).contains(&ratio), "{estimated} estimated, {taken} taken");
+        place.store.forget_ids(GROUP, Duration::ZERO).await.unwrap();
+        let all = "DELETE FROM inbox_ids; DELETE FROM inbox_forgotten; DELETE FROM inbox_groups; VACUUM";
+        place.application.execute_batch(all).unwrap();
+    }
+}
+
 /// The plan of a statement, one step a line.
 fn plan(connection: &Connection, sql: &str) -> String {
     let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();

@@ -213,6 +213,7 @@ macro_rules! store_cases {
             inbox::ids_are_known_for_as_long_as_they_are_kept => ForgetsIdsEarly;
             inbox::ids_are_forgotten_whatever_another_group_keeps => ForgetsNothing;
             inbox::ids_of_a_group_without_a_consumer_are_forgotten_too => ForgetsNothing;
+            inbox::what_is_remembered_is_counted_until_it_is_forgotten => RemembersForEver;
             inbox::work_mark_and_acknowledgement_are_one => AcknowledgesNothing;
             inbox::a_message_that_failed_leaves_no_trace_and_is_tried_again => MarksBeforeTheWork;
             inbox::a_parked_message_is_not_due_before_its_wait_is_over => IsAlwaysDue;

@@ -161,6 +161,15 @@ pub struct InboxCounts {
     pub dead: u64,
 }
 
+/// How much a group remembers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remembered {
+    /// Ids that are kept to recognise duplicates.
+    pub ids: u64,
+    /// The space that they take with their indexes, about; none when the server does not say.
+    pub bytes: Option<u64>,
+}
+
 /// Doing the work of each message once.
 ///
 /// # Contract
@@ -180,6 +189,9 @@ pub struct InboxCounts {
 ///    message under an id: if it keeps one already, parked or Dead, that one stays as it is, and what came is
 ///    refused with the same receipt.
 /// 9. `check` says beforehand whether `process` can do some work.
+/// 10. `remembered` counts the ids that are kept, and no longer those that were forgotten, whoever called. It reads
+///     what was counted before, not the ids. Their space is an estimate: of a table that all groups share, the group's
+///     part by its number of ids.
 #[async_trait]
 pub trait Inbox: Send + Sync {
     /// Whether this store can do `work`. [`Error::Unavailable`] when something that it needs is not there yet.
@@ -234,6 +246,9 @@ pub trait Inbox: Send + Sync {
 
     /// How the group is doing, without a scan.
     async fn inbox_counts(&self, group: &str) -> Result<InboxCounts, Error>;
+
+    /// How much the group remembers, without a scan.
+    async fn remembered(&self, group: &str) -> Result<Remembered, Error>;
 
     /// Forgets ids older than `keep`, a bounded number at a time, and reservations that have ended. Answers how
     /// many ids; none are left to forget when that is 0.

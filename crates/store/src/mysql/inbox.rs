@@ -31,7 +31,7 @@ use crate::statement::NO_SCRIPTS;
 use crate::tally::Tally;
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Reservation, Work,
+    Remembered, Reservation, Work,
 };
 use work::Job;
 
@@ -154,6 +154,15 @@ impl Inbox for MysqlStore {
         self.run(move |store| {
             let group = group.clone();
             async move { page::counts(&mut store.connection().await?, &group).await }
+        })
+        .await
+    }
+
+    async fn remembered(&self, group: &str) -> Result<Remembered, Error> {
+        let group = group.to_owned();
+        self.run(move |store| {
+            let group = group.clone();
+            async move { page::remembered(&mut store.connection().await?, &group).await }
         })
         .await
     }

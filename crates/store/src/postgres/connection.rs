@@ -10,7 +10,7 @@ use std::time::Duration;
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Connection, Row, Socket};
+use tokio_postgres::{Client, Connection, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::config::{self, Config};
@@ -149,6 +149,20 @@ impl Transaction {
     /// Statements without parameters or answers: savepoints, say.
     pub(super) async fn batch(&self, sql: &str) -> Result<(), Trouble> {
         Ok(self.client().batch_execute(sql).await?)
+    }
+
+    /// A statement that is run often. It must be dropped before the transaction ends.
+    pub(super) async fn prepare(&self, sql: &str, types: &[Type]) -> Result<Statement, Trouble> {
+        Ok(self.client().prepare_typed(sql, types).await?)
+    }
+
+    pub(super) async fn run(
+        &self,
+        statement: &Statement,
+        values: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), Trouble> {
+        self.client().query(statement, values).await?;
+        Ok(())
     }
 
     /// The types that PostgreSQL infers for a statement's parameters.

@@ -31,7 +31,7 @@ use crate::audit::{dropped, unparked};
 use crate::statement::NO_SCRIPTS;
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Reservation, Work,
+    Remembered, Reservation, Work,
 };
 use desk::Desk;
 use work::Job;
@@ -224,6 +224,16 @@ impl Inbox for PostgresStore {
             parked: number(2)?,
             dead: number(3)?,
         })
+    }
+
+    async fn remembered(&self, group: &str) -> Result<Remembered, Error> {
+        let rows = self.read(include_str!("inbox/remembered.sql"), &[(&group, Type::TEXT)]).await?;
+        let Some(row) = rows.first() else { return Ok(Remembered::default()) };
+        let number = |column| {
+            let number: i64 = row.try_get(column).map_err(Trouble::from)?;
+            Ok::<_, Error>(u64::try_from(number).unwrap_or(0))
+        };
+        Ok(Remembered { ids: number(0)?, bytes: Some(number(1)?) })
     }
 
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {

@@ -20,7 +20,7 @@ use super::settle::wait;
 use crate::column::{BEHIND, OTHER_CONTENT, clip, digest, headers_json};
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Reservation, Work,
+    Remembered, Reservation, Work,
 };
 use message::RetryPolicy;
 
@@ -148,6 +148,23 @@ impl Inbox for RedisStore {
         let count =
             |place: usize| u64::try_from(counts.get(place).copied().flatten().unwrap_or(0)).unwrap_or(0);
         Ok(InboxCounts { processed: count(0), duplicates: count(1), parked: count(2), dead: count(3) })
+    }
+
+    async fn remembered(&self, group: &str) -> Result<Remembered, Error> {
+        let key = |name: &str| format!("{}:in:{group}:{name}", self.prefix);
+        let mut connection = self.connection.clone();
+        let ids: u64 = ::redis::cmd("HLEN").arg(key("done")).query_async(&mut connection).await?;
+        if ids == 0 {
+            return Ok(Remembered { ids, bytes: Some(0) });
+        }
+        let mut bytes = Some(0);
+        for part in ["done", "log"] {
+            // From a few samples. Not everybody may ask this; the number of ids is known all the same.
+            let asked = ::redis::cmd("MEMORY").arg("USAGE").arg(key(part)).query_async(&mut connection).await;
+            let part: Option<Option<u64>> = asked.ok();
+            bytes = bytes.zip(part).map(|(bytes, part)| bytes + part.unwrap_or(0));
+        }
+        Ok(Remembered { ids, bytes })
     }
 
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {

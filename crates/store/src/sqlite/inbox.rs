@@ -20,7 +20,7 @@ use crate::column::{OTHER_CONTENT, digest, millis};
 use crate::statement::NO_SCRIPTS;
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Reservation, Work,
+    Remembered, Reservation, Work,
 };
 use parked::Standing;
 use work::Job;
@@ -150,6 +150,11 @@ impl Inbox for SqliteStore {
                 Ok(counts.unwrap_or_default())
             })
             .await
+    }
+
+    async fn remembered(&self, group: &str) -> Result<Remembered, Error> {
+        let group = group.to_owned();
+        self.file.read(move |connection| forget::remembered(connection, &group)).await
     }
 
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {

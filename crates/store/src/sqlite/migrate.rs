@@ -8,10 +8,11 @@ use sqlite::{Error, Migration};
 const TABLE: &str = "postrider_migrations";
 
 /// Every step, oldest first. A step that was released is never changed; a new one is added.
-pub const MIGRATIONS: [Migration; 3] = [
+pub const MIGRATIONS: [Migration; 4] = [
     Migration { version: 1, name: "outbox", sql: include_str!("migrations/1_outbox.sql") },
     Migration { version: 2, name: "inbox", sql: include_str!("migrations/2_inbox.sql") },
     Migration { version: 3, name: "versions", sql: include_str!("migrations/3_versions.sql") },
+    Migration { version: 4, name: "forgotten", sql: include_str!("migrations/4_forgotten.sql") },
 ];
 
 /// Brings `connection` up to date and says which steps that took.

@@ -35,6 +35,7 @@ macro_rules! pass_on {
             fn unpark(group: &str, id: message::MessageId, actor: &str) -> ();
             fn drop_parked(group: &str, id: message::MessageId, actor: &str) -> ();
             fn inbox_counts(group: &str) -> store::InboxCounts;
+            fn remembered(group: &str) -> store::Remembered;
             fn forget_ids(group: &str, keep: std::time::Duration) -> u64;
         });
         $crate::pass_on!($type: Inspect {

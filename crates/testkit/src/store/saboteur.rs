@@ -88,6 +88,8 @@ pub enum Sabotage {
     ForgetsIdsEarly,
     /// No id is ever forgotten.
     ForgetsNothing,
+    /// Ids that were forgotten are still counted.
+    RemembersForEver,
     /// The acknowledgement is left out.
     AcknowledgesNothing,
     /// The mark is made whether or not the work succeeds.

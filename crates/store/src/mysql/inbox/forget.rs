@@ -52,6 +52,10 @@ pub(super) async fn ids(store: &MysqlStore, group: &str, keep: Duration) -> Resu
             left -= old.len();
             let sql = "DELETE i FROM inbox_ids i FORCE INDEX (PRIMARY) WHERE i.position IN";
             tx.query_drop(format!("{sql} ({})", list(old))).await?;
+            // Another process may have removed some of them meanwhile, and counted them.
+            let sql = "INSERT INTO inbox_forgotten (grp, ids) VALUES (?, ?) ON DUPLICATE KEY UPDATE ids = ids + VALUES(ids)";
+            let forgotten = tx.affected_rows();
+            tx.exec_drop(sql, (number, forgotten)).await?;
         }
         if left == 0 {
             break;

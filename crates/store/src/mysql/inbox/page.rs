@@ -7,7 +7,7 @@ use super::super::error::Trouble;
 use super::super::inspect::{direction, start};
 use super::super::row::{MESSAGE_COLUMNS, Read};
 use crate::column::time;
-use crate::{Arrival, InboxCounts, Page, Paged, Parked, Processed};
+use crate::{Arrival, InboxCounts, Page, Paged, Parked, Processed, Remembered};
 
 /// `sql` in the direction of `page`.
 fn directed(sql: &str, page: Page) -> String {
@@ -93,4 +93,13 @@ pub(super) async fn counts(connection: &mut impl Queryable, group: &str) -> Resu
         parked: row.small(2)?,
         dead: row.small(3)?,
     })
+}
+
+pub(super) async fn remembered(connection: &mut impl Queryable, group: &str) -> Result<Remembered, Trouble> {
+    let row: Option<Row> = connection.exec_first(include_str!("remembered.sql"), (group,)).await?;
+    let Some(mut row) = row else { return Ok(Remembered::default()) };
+    let (ids, all): (u64, u64) = (row.small(0)?, row.small(1)?);
+    let table = row.optional_number(2)?.and_then(|bytes| u64::try_from(bytes).ok());
+    let part = |table: u64| (table as f64 * ids as f64 / all.max(1) as f64) as u64;
+    Ok(Remembered { ids, bytes: table.map(part) })
 }

@@ -45,13 +45,19 @@ pub(super) async fn ids(tx: &Transaction, group: &str, keep: Duration) -> Result
         .await?;
     let mut left = FORGET;
     for row in groups {
-        let forgotten = tx
-            .execute(
-                include_str!("forget.sql"),
-                &[(&row.try_get::<_, i64>(0)?, Type::INT8), (&left, Type::INT8)],
+        let group: i64 = row.try_get(0)?;
+        let forgotten =
+            tx.execute(include_str!("forget.sql"), &[(&group, Type::INT8), (&left, Type::INT8)]).await?;
+        let forgotten = i64::try_from(forgotten).unwrap_or(left);
+        if forgotten > 0 {
+            tx.execute(
+                "INSERT INTO inbox_forgotten AS f (grp, ids) VALUES ($1, $2)
+                 ON CONFLICT (grp) DO UPDATE SET ids = f.ids + EXCLUDED.ids",
+                &[(&group, Type::INT8), (&forgotten, Type::INT8)],
             )
             .await?;
-        left -= i64::try_from(forgotten).unwrap_or(left);
+        }
+        left -= forgotten;
         if left <= 0 {
             break;
         }

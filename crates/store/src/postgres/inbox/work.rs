@@ -23,6 +23,9 @@ use crate::column::headers_json;
 use crate::statement::{PARAMETERS, check_shape};
 use crate::{Arrival, Error, Work};
 
+/// From so many messages on, PostgreSQL reads and plans the statement once for all instead of once for each.
+const FEW: usize = 4;
+
 /// What is done for each message in the transaction of its mark.
 pub(super) enum Job {
     /// Nothing.
@@ -163,19 +166,28 @@ impl Job {
             Self::Statement(Ok(statement)) => statement,
             Self::Statement(Err(why)) => return Err(Fault::Unusable(why.clone())),
         };
-        let runs = arrivals.iter().map(|arrival| statement.run(tx, group, arrival));
+        // Gone before the transaction is: a pooler may give the connection to somebody else then.
+        let prepared = match arrivals.len() {
+            0..FEW => None,
+            _ => Some(tx.prepare(&statement.sql, &statement.types()).await?),
+        };
+        let runs = arrivals.iter().map(|arrival| statement.run(tx, prepared.as_ref(), group, arrival));
         let mut runs: Vec<Pin<Box<_>>> = runs.map(Box::pin).collect();
-        let mut done: Vec<Option<Result<(), Trouble>>> = runs.iter().map(|_| None).collect();
+        let mut done: Vec<Option<Result<(), Trouble>>> = Vec::with_capacity(runs.len());
         // All are sent when they are first polled; the answers come in the same order.
-        poll_fn(|context| {
-            for (run, done) in runs.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
-                if let Poll::Ready(result) = run.as_mut().poll(context) {
-                    *done = Some(result);
-                }
+        for run in &mut runs {
+            let first = poll_fn(|context| Poll::Ready(run.as_mut().poll(context))).await;
+            done.push(match first {
+                Poll::Ready(result) => Some(result),
+                Poll::Pending => None,
+            });
+        }
+        // Every answer is waited for: the next statement must not meet one of these.
+        for (run, done) in runs.into_iter().zip(&mut done) {
+            if done.is_none() {
+                *done = Some(run.await);
             }
-            if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        }
         for result in done.into_iter().flatten() {
             result?;
         }
@@ -184,9 +196,23 @@ impl Job {
 }
 
 impl Statement {
-    async fn run(&self, tx: &Transaction, group: &str, arrival: &Arrival) -> Result<(), Trouble> {
+    fn types(&self) -> Vec<Type> {
+        self.parameters.iter().map(|(_, type_)| type_.clone()).collect()
+    }
+
+    async fn run(
+        &self,
+        tx: &Transaction,
+        prepared: Option<&tokio_postgres::Statement>,
+        group: &str,
+        arrival: &Arrival,
+    ) -> Result<(), Trouble> {
         let values: Vec<Value> =
             self.parameters.iter().map(|(name, type_)| value(name, type_, group, arrival)).collect();
+        if let Some(prepared) = prepared {
+            let values: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+            return tx.run(prepared, &values).await;
+        }
         let parameters: Vec<(&(dyn ToSql + Sync), Type)> = values
             .iter()
             .zip(&self.parameters)

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::super::row::now;
 use super::find_group;
-use crate::Error;
 use crate::column::millis;
+use crate::{Error, Remembered};
 
 /// Rows that are removed in one transaction.
 const FORGET: usize = 1_000;
@@ -35,14 +35,35 @@ pub(super) fn ids(connection: &Connection, group: &str, keep: Duration) -> Resul
         .collect::<Result<_, _>>()?;
     let mut left = FORGET;
     for (group, keep) in groups {
-        left -= connection.prepare_cached(include_str!("forget.sql"))?.execute(params![
+        let forgotten = connection.prepare_cached(include_str!("forget.sql"))?.execute(params![
             group,
             now.saturating_sub(keep),
             left
         ])?;
+        if forgotten > 0 {
+            connection
+                .prepare_cached(
+                    "INSERT INTO inbox_forgotten (grp, ids) VALUES (?1, ?2)
+                     ON CONFLICT DO UPDATE SET ids = ids + excluded.ids",
+                )?
+                .execute(params![group, forgotten])?;
+        }
+        left -= forgotten;
         if left == 0 {
             break;
         }
     }
     Ok((FORGET - left) as u64)
+}
+
+/// What is left of what the group has done. SQLite does not know how large a table is: the newest ids speak for all.
+pub(super) fn remembered(connection: &Connection, group: &str) -> Result<Remembered, Error> {
+    let found = connection
+        .prepare_cached(include_str!("remembered.sql"))?
+        .query_row([group], |row| {
+            let (ids, each): (u64, Option<f64>) = (row.get(0)?, row.get(1)?);
+            Ok(Remembered { ids, bytes: Some((each.unwrap_or(0.0) * ids as f64) as u64) })
+        })
+        .optional()?;
+    Ok(found.unwrap_or(Remembered { ids: 0, bytes: Some(0) }))
 }

@@ -194,6 +194,34 @@ pub async fn ids_of_a_group_without_a_consumer_are_forgotten_too(world: World) {
     assert_eq!(store.processed("billing", ALL).await.expect("a list").items.len(), 20);
 }
 
+/// Inbox 10: ids are counted while they are kept, for each group, and their space with them.
+pub async fn what_is_remembered_is_counted_until_it_is_forgotten(world: World) {
+    let (store, other) = (world.open().await, world.open().await);
+    let remembered = async |group: &str| other.remembered(group).await.expect("an answer");
+    assert_eq!(remembered("billing").await.ids, 0);
+    let arrivals: Vec<Arrival> = (0..30).map(|n| arrival(&n.to_string())).collect();
+    for _ in 0..2 {
+        process(&store, &arrivals, &Work::Mark, &rules()).await;
+    }
+    let outside = arrival("outside");
+    let token = granted(&store, &outside, HOUR).await;
+    assert_eq!(remembered("billing").await.ids, 30, "duplicates and what is not done are not counted");
+    assert_eq!(conclude(&store, &outside, token, Handled::Done).await, Receipt::Done);
+    mark(&store, "audit", 12).await;
+    let (billing, audit) = (remembered("billing").await, remembered("audit").await);
+    assert_eq!((billing.ids, audit.ids), (31, 12));
+    for (bytes, ids) in [(billing.bytes, 31), (audit.bytes, 12)] {
+        // An id alone is 16 bytes; what a server sets aside for a table may be much more than is in it.
+        assert!(bytes.is_none_or(|bytes| bytes >= ids * 16), "{bytes:?} bytes for {ids} ids");
+    }
+    forget(&store, "billing", Duration::ZERO).await;
+    let (billing, audit) = (remembered("billing").await, remembered("audit").await);
+    assert_eq!((billing.ids, audit.ids), (0, 12));
+    assert!(billing.bytes.is_none_or(|bytes| bytes == 0), "{billing:?}");
+    process(&store, &arrivals[..1], &Work::Mark, &rules()).await;
+    assert_eq!(remembered("billing").await.ids, 1, "it is new again");
+}
+
 /// Inbox 2: together or not at all.
 pub async fn work_mark_and_acknowledgement_are_one(world: World) {
     let relay = Relay::with_all_lanes(world.open().await).await;

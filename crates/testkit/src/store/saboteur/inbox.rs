@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use message::MessageId;
 use store::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Reservation, Work,
+    Remembered, Reservation, Work,
 };
 use uuid::Uuid;
 
@@ -129,6 +129,14 @@ impl Inbox for Saboteur {
         let mut counts = self.store.inbox_counts(group).await?;
         counts.parked += u64::from(self.breaks(Sabotage::MiscountsInbox));
         Ok(counts)
+    }
+
+    async fn remembered(&self, group: &str) -> Result<Remembered, Error> {
+        let mut remembered = self.store.remembered(group).await?;
+        if self.breaks(Sabotage::RemembersForEver) {
+            remembered.ids = self.store.inbox_counts(group).await?.processed;
+        }
+        Ok(remembered)
     }
 
     async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {
