@@ -1,11 +1,17 @@
 //! What every broker's publisher and subscriber keep true, as numbered rules.
 
+mod browse;
+mod finish;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use message::Message;
 pub use message::{Finding, Health};
+
+pub use browse::{Browse, See, Seen, Span};
+pub use finish::{Beside, FinishTogether, SubscribeTogether, Unfinished};
 
 /// A message on its way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +102,14 @@ impl Outcome {
             Self::Held => Some("it was not tried"),
         }
     }
+
+    /// The same of something that failed before anything was sent.
+    pub(crate) fn before_sending(self) -> Self {
+        match self {
+            Self::Unconfirmed { error } => Self::Unreachable { error },
+            outcome => outcome,
+        }
+    }
 }
 
 /// What a broker promises; the relay and the configuration read it and ask for no more. By default nothing.
@@ -158,54 +172,62 @@ pub trait Publisher: Send + Sync {
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome>;
 }
 
-/// Whose transactions: those of one lane of one store follow each other, whoever sends them.
+/// Whose transactions: those of one store, on their way to one broker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
     /// A name that no other store has.
     pub store: String,
     /// The name of the broker in the configuration: two names of one server are two lines.
     pub broker: String,
-    /// The lane.
-    pub lane: u16,
 }
 
-/// Sends a batch together with a note of it, both or neither.
+/// Sends batches together with notes of them, both or neither. A sender takes the lanes of which it sends.
 ///
 /// # Contract
-/// 1. Once a line is taken over, nothing that was sent on it before can still be stored: it is, or it never will be. Whoever
-///    had the line before stores nothing any more.
-/// 2. The note that is answered is that of the last batch stored on the line, whoever sent it.
+/// 1. Once a sender took a lane, nothing that others who took it before have sent can still be stored: it is, or it never
+///    will be. They store nothing any more, of any lane.
+/// 2. `take` answers the last note that was stored of each of them, and perhaps earlier ones; of those who gave the lane
+///    back, or were resolved, it need not.
 /// 3. A batch and its note are seen together or not at all, by readers who read what is committed.
 #[async_trait]
 pub trait Transactions: Send + Sync {
-    /// Takes `line` over.
+    /// Another sender. It has no lane yet.
     ///
     /// # Errors
     /// What to tell of messages that wait for it: nothing was sent.
-    async fn take_over(&self, line: &Line) -> Result<TakenOver, Outcome>;
-}
-
-/// A line that was taken over.
-pub struct TakenOver {
-    /// Sends on it.
-    pub sender: Box<dyn SendTogether>,
-    /// The note of the last batch that was stored on it.
-    pub note: Option<Vec<u8>>,
+    async fn sender(&self, line: &Line) -> Result<Arc<dyn SendTogether>, Outcome>;
 }
 
 /// What writes the note of a batch: it is told which of its messages are in the transaction.
 pub type WriteNote<'a> = &'a (dyn Fn(&[usize]) -> Vec<u8> + Send + Sync);
 
-/// Sends the batches of a line, one after the other.
+/// Sends batches, one after the other.
 #[async_trait]
-pub trait SendTogether: Send {
-    /// Sends what of `batch` can be sent, and its note. What is in the transaction is all confirmed, or none of it.
+pub trait SendTogether: Send + Sync {
+    /// Takes lanes from whoever has them, and answers the notes of those.
+    ///
+    /// # Errors
+    /// What to tell of messages that wait for it: the lanes have to be taken again.
     ///
     /// # Cancel safety
-    /// A call that is dropped may have stored the transaction: take the line over again to know.
-    async fn publish(&mut self, batch: Vec<Outgoing>, note: WriteNote<'_>) -> Vec<Outcome>;
+    /// Others may have lost the lanes, and this one does not have them.
+    async fn take(&self, lanes: &[u16]) -> Result<Vec<Vec<u8>>, Outcome>;
 
-    /// Whether it can send another. If not, the line has to be taken over again, and its note says what was stored.
+    /// What the notes of former owners say of these lanes is all settled: nobody has to read them again.
+    fn resolve(&self, lanes: &[u16]);
+
+    /// Gives back lanes of which everything that was sent is settled: who takes them next has to ask nobody. Where that
+    /// cannot be done now, whoever takes them takes them from this one.
+    async fn give_back(&self, lanes: &[u16]);
+
+    /// Sends what of `batch` can be sent, and its note. What is in the transaction is all confirmed, or none of it. One call
+    /// at a time, of lanes that it took.
+    ///
+    /// # Cancel safety
+    /// A call that is dropped may have stored the transaction: another sender that takes the lanes will know.
+    async fn publish(&self, batch: Vec<Outgoing>, note: WriteNote<'_>) -> Vec<Outcome>;
+
+    /// Whether it can send another. If not, another sender has to take its lanes, and the notes say what was stored.
     fn is_good(&self) -> bool;
 }
 
@@ -232,7 +254,7 @@ pub struct Position {
 }
 
 /// Why a subscription cannot go on.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
     /// Try again: the broker is down or busy.
     #[error("the broker cannot be reached: {0}")]
@@ -247,6 +269,11 @@ pub enum ReceiveError {
 pub trait Subscriber: Send + Sync {
     /// Joins `group` on `topics`. Several subscriptions of one group share the work.
     async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Subscription>, ReceiveError>;
+
+    /// Opens subscriptions that send what is made of their messages in one transaction, where the broker has them.
+    fn together(&self) -> Option<Arc<dyn SubscribeTogether>> {
+        None
+    }
 }
 
 /// One member of a consumer group.

@@ -13,6 +13,7 @@
 //!   room of removed messages is used again; the file does not shrink.
 
 mod block;
+mod browse;
 mod config;
 mod error;
 mod inspect;
@@ -22,6 +23,7 @@ mod publish;
 mod receive;
 mod retain;
 mod share;
+mod transact;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -37,8 +39,10 @@ pub use inspect::{GroupView, TopicView};
 use keeper::Keeper;
 use publish::Topic;
 
-const MIGRATIONS: [sqlite::Migration; 1] =
-    [sqlite::Migration { version: 1, name: "log and offsets", sql: include_str!("embedded/schema.sql") }];
+const MIGRATIONS: [sqlite::Migration; 2] = [
+    sqlite::Migration { version: 1, name: "log and offsets", sql: include_str!("embedded/schema.sql") },
+    sqlite::Migration { version: 2, name: "transactions", sql: include_str!("embedded/transactions.sql") },
+];
 
 /// Bits of a position that hold the offset: enough for a trillion messages in each of eight million partitions.
 const OFFSET_BITS: u32 = 40;

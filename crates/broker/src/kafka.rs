@@ -12,6 +12,9 @@
 //! - A group is a Kafka consumer group, with the prefix before its name. Its members divide the partitions among them
 //!   (cooperative-sticky), read only what is committed, and commit offsets after the work. Offsets and messages are
 //!   kept by Kafka whether or not a group is there: a new one starts at the oldest message.
+//! - What a member makes of its messages can be one transaction with its offsets. Kafka takes offsets only from a member of
+//!   the present generation of the group, and shows nobody the offset of a partition while a transaction that moves it is
+//!   open.
 //! - A member that is to give up a partition keeps it until what it received from it is finished, while the others go
 //!   on with theirs. One that was taken for dead cannot commit any more; its subscription says so and another is opened.
 //!
@@ -20,11 +23,14 @@
 //! key (such a message is rejected before it is sent); librdkafka goes on with the next message after it gave one up
 //! (it is told not to, and then is of no use any more: it is replaced).
 
+mod browse;
 mod client;
 mod config;
 mod error;
 mod examine;
+mod finish;
 mod member;
+mod notes;
 mod producer;
 mod publish;
 mod receive;
@@ -41,6 +47,7 @@ pub use config::{Config, Sasl, Security};
 use crate::Unopened;
 use producer::Line;
 use topics::Topics;
+use transact::Fenced;
 
 /// Older versions lose messages or reorder them in ways that no setting prevents.
 const OLDEST: (i32, &str) = (0x0205_0000, "2.5");
@@ -59,6 +66,8 @@ struct Inner {
     topics: Arc<Topics>,
     /// The producer that is in use; empty after it had to be thrown away.
     line: Mutex<Option<Arc<Line>>>,
+    /// Senders of transactions that this one stopped.
+    fenced: tokio::sync::Mutex<Fenced>,
 }
 
 impl Broker {
@@ -75,7 +84,8 @@ impl Broker {
             )));
         }
         let topics = Topics::new(&config).map_err(|error| Unopened::Broken(error::text(&error)))?;
-        let inner = Inner { config, topics: Arc::new(topics), line: Mutex::default() };
+        let inner =
+            Inner { config, topics: Arc::new(topics), line: Mutex::default(), fenced: Default::default() };
         Ok(Self { inner: Arc::new(inner) })
     }
 

@@ -23,6 +23,7 @@
 //! - Where somebody listens to everything (`nats sub '>'`) there is no such answer: the subjects are compared beforehand.
 
 mod acknowledge;
+mod browse;
 mod config;
 mod error;
 mod examine;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::address::{BadUrl, beginning, nearest};
-use crate::{Examine, Publisher, Subscriber};
+use crate::{Browse, Examine, Publisher, Subscriber};
 
 /// A broker that a URL names, ready to be used. It may be down for now.
 #[derive(Clone)]
@@ -15,22 +15,28 @@ pub struct Connected {
     pub subscriber: Option<Arc<dyn Subscriber>>,
     /// Looks at its configuration.
     pub doctor: Arc<dyn Examine>,
+    /// Reads what lies in it, where that can be done without taking anything from its consumers.
+    pub reader: Option<Arc<dyn Browse>>,
 }
 
 impl Connected {
-    /// One that is all of it.
-    #[cfg(any(
-        feature = "embedded",
-        feature = "kafka",
-        feature = "nats",
-        feature = "pubsub",
-        feature = "rabbitmq",
-        feature = "redis-streams",
-        feature = "sqs"
-    ))]
-    fn both<B: Publisher + Subscriber + Examine + 'static>(broker: B) -> Self {
+    /// A log, which can be read beside its consumers.
+    #[cfg(any(feature = "embedded", feature = "kafka", feature = "nats", feature = "redis-streams"))]
+    fn log<B: Publisher + Subscriber + Examine + Browse + 'static>(broker: B) -> Self {
         let broker = Arc::new(broker);
-        Self { publisher: broker.clone(), subscriber: Some(broker.clone()), doctor: broker }
+        Self {
+            publisher: broker.clone(),
+            subscriber: Some(broker.clone()),
+            doctor: broker.clone(),
+            reader: Some(broker),
+        }
+    }
+
+    /// Queues: what is read is taken.
+    #[cfg(any(feature = "pubsub", feature = "rabbitmq", feature = "sqs"))]
+    fn queues<B: Publisher + Subscriber + Examine + 'static>(broker: B) -> Self {
+        let broker = Arc::new(broker);
+        Self { publisher: broker.clone(), subscriber: Some(broker.clone()), doctor: broker, reader: None }
     }
 }
 
@@ -112,7 +118,7 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
                 config.max_payload = config.max_payload.max(*max_payload);
             }
             let opened = crate::embedded::Broker::open(config);
-            Ok(Connected::both(opened.map_err(|error| Unopened::Broken(error.to_string()))?))
+            Ok(Connected::log(opened.map_err(|error| Unopened::Broken(error.to_string()))?))
         }
         #[cfg(feature = "redis-streams")]
         "redis" | "rediss" => {
@@ -120,15 +126,17 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
             if !url.contains("max_payload=") {
                 config.max_payload = config.max_payload.max(*max_payload);
             }
-            Ok(Connected::both(crate::redis_streams::Broker::open(config)?))
+            Ok(Connected::log(crate::redis_streams::Broker::open(config)?))
         }
         #[cfg(feature = "sqs")]
-        "sqs" => Ok(Connected::both(crate::sqs::Broker::open(crate::sqs::Config::from_url(url)?)?)),
+        "sqs" => Ok(Connected::queues(crate::sqs::Broker::open(crate::sqs::Config::from_url(url)?)?)),
         #[cfg(feature = "pubsub")]
-        "pubsub" => Ok(Connected::both(crate::pubsub::Broker::open(crate::pubsub::Config::from_url(url)?)?)),
+        "pubsub" => {
+            Ok(Connected::queues(crate::pubsub::Broker::open(crate::pubsub::Config::from_url(url)?)?))
+        }
         #[cfg(feature = "rabbitmq")]
         "amqp" | "amqps" => {
-            Ok(Connected::both(crate::rabbitmq::Broker::open(crate::rabbitmq::Config::from_url(url)?)?))
+            Ok(Connected::queues(crate::rabbitmq::Broker::open(crate::rabbitmq::Config::from_url(url)?)?))
         }
         #[cfg(feature = "kafka")]
         "kafka" | "kafkas" => {
@@ -136,16 +144,16 @@ pub fn open(url: &str, surroundings: &Surroundings) -> Result<Connected, Unopene
             if !url.contains("max_payload=") {
                 config.max_payload = config.max_payload.max(*max_payload);
             }
-            Ok(Connected::both(crate::kafka::Broker::open(config)?))
+            Ok(Connected::log(crate::kafka::Broker::open(config)?))
         }
         #[cfg(feature = "nats")]
         "nats" | "natss" => {
-            Ok(Connected::both(crate::nats::Broker::open(crate::nats::Config::from_url(url)?)?))
+            Ok(Connected::log(crate::nats::Broker::open(crate::nats::Config::from_url(url)?)?))
         }
         #[cfg(feature = "http")]
         "http" | "https" => {
             let broker = Arc::new(crate::http::Broker::open(crate::http::Config::from_url(url)?)?);
-            Ok(Connected { publisher: broker.clone(), subscriber: None, doctor: broker })
+            Ok(Connected { publisher: broker.clone(), subscriber: None, doctor: broker, reader: None })
         }
         _ => {
             let _ = (file, max_payload);

@@ -20,6 +20,7 @@
 //!
 //! All keys lie in one slot, because scripts reach no further: a broker is the work of one node of a cluster.
 
+mod browse;
 mod config;
 mod entry;
 mod error;

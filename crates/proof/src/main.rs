@@ -1,11 +1,12 @@
 //! `proof`: run the proofs at any size, on any store, and see their figures.
 #![allow(clippy::print_stdout, reason = "the figures are what the command is for")]
 
+use std::fmt::Debug;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
-use proof::model::{Bounds, Bug, explore, hunt};
+use proof::model::{Bounds, Bug, Explored, exact, explore, hunt};
 use proof::scenario::{ChangeLanes, Clocks, Crash, Exact, Kill, Once, Restart, Stop, Writers, prove};
 use proof::worker::Work;
 
@@ -88,14 +89,29 @@ fn model(small: bool) -> Result<String> {
     let large = if small { &[][..] } else { &Bounds::LARGE[..] };
     let mut states = 0;
     for bounds in Bounds::SMALL.iter().chain(large) {
-        let explored = explore(*bounds, threads);
-        println!("{explored}");
-        ensure!(explored.is_sound(), "the protocol does not keep its promises in `{}`", explored.name);
-        states += explored.states;
+        states += sound(&explore(*bounds, threads))?;
+    }
+    let large = if small { &[][..] } else { &exact::Bounds::LARGE[..] };
+    for bounds in exact::Bounds::SMALL.iter().chain(large) {
+        states += sound(&exact::explore(*bounds, threads))?;
     }
     for bug in Bug::ALL {
-        let (property, steps) = hunt(bug).with_context(|| format!("nobody notices {bug:?}"))?;
-        println!("{bug:?} breaks \"{property}\" in {} steps", steps.len());
+        caught(bug, hunt(bug))?;
+    }
+    for bug in exact::Bug::ALL {
+        caught(bug, exact::hunt(bug))?;
     }
     Ok(format!("{states} states without a violation"))
+}
+
+fn sound<A: Debug>(explored: &Explored<A>) -> Result<usize> {
+    println!("{explored}");
+    ensure!(explored.is_sound(), "the protocol does not keep its promises in `{}`", explored.name);
+    Ok(explored.states)
+}
+
+fn caught<A>(bug: impl Debug, found: Option<(&str, Vec<A>)>) -> Result<()> {
+    let (property, steps) = found.with_context(|| format!("nobody notices {bug:?}"))?;
+    println!("{bug:?} breaks \"{property}\" in {} steps", steps.len());
+    Ok(())
 }

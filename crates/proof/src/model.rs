@@ -6,18 +6,22 @@
 //! more, in miniature, beside an onlooker who knows what must never be seen. That the onlooker would see it is
 //! shown by planting each of the faults of [`Bug`].
 //!
+//! How a message gets into Kafka's log exactly once is a model of its own, [`exact`].
+//!
 //! Not modelled: how many lanes a relay should have, a change of the number of lanes, acknowledgements.
 
 mod bounds;
 mod bug;
 mod circle;
+pub mod exact;
 mod hold;
 mod relay;
 mod store;
 mod witness;
 mod world;
 
-use std::fmt;
+use std::fmt::{self, Debug};
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use stateright::{Checker, HasDiscoveries, Model};
@@ -27,9 +31,25 @@ pub use bug::Bug;
 pub use relay::Outcome;
 pub use world::{Action, Protocol, World};
 
+/// A model that tells faults from what happens anyway.
+trait Faulty:
+    Model<
+        State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+        Action: Clone + Debug + PartialEq + Send + Sync + 'static,
+    > + Send
+    + Sync
+    + 'static
+{
+    /// What may happen that is no fault.
+    fn helpful(&self, world: &Self::State) -> Vec<Self::Action>;
+
+    /// What may happen that is a fault, or somebody's wish.
+    fn harmful(&self, world: &Self::State, actions: &mut Vec<Self::Action>);
+}
+
 /// The end of an exploration.
 #[derive(Clone, Debug)]
-pub struct Explored {
+pub struct Explored<A = Action> {
     /// Which bounds.
     pub name: &'static str,
     /// Different states.
@@ -37,19 +57,19 @@ pub struct Explored {
     /// How long it took.
     pub time: Duration,
     /// Properties that do not hold, each with the steps that show it.
-    pub violations: Vec<(&'static str, Vec<Action>)>,
+    pub violations: Vec<(&'static str, Vec<A>)>,
     /// What should have been possible and was never seen.
     pub unseen: Vec<&'static str>,
 }
 
-impl Explored {
+impl<A> Explored<A> {
     /// Nothing was violated, and all that should be possible was seen.
     pub fn is_sound(&self) -> bool {
         self.violations.is_empty() && self.unseen.is_empty()
     }
 }
 
-impl fmt::Display for Explored {
+impl<A: Debug> fmt::Display for Explored<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} states in {:.1?}", self.name, self.states, self.time)?;
         for (property, actions) in &self.violations {
@@ -67,8 +87,11 @@ impl fmt::Display for Explored {
 
 /// Visits every state within `bounds`.
 pub fn explore(bounds: Bounds, threads: usize) -> Explored {
+    visit(bounds.name, Protocol::sound(bounds), threads)
+}
+
+fn visit<P: Faulty>(name: &'static str, protocol: P, threads: usize) -> Explored<P::Action> {
     let started = Instant::now();
-    let protocol = Protocol::sound(bounds);
     // Not "all": that would end the exploration as soon as everything possible was seen once.
     let checker =
         protocol.checker().threads(threads).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
@@ -83,27 +106,25 @@ pub fn explore(bounds: Bounds, threads: usize) -> Explored {
             _ => {}
         }
     }
-    Explored {
-        name: bounds.name,
-        states: checker.unique_state_count(),
-        time: started.elapsed(),
-        violations,
-        unseen,
-    }
+    Explored { name, states: checker.unique_state_count(), time: started.elapsed(), violations, unseen }
 }
 
 /// Plants `bug` and answers the property that shows it, with the fewest steps that do.
 pub fn hunt(bug: Bug) -> Option<(&'static str, Vec<Action>)> {
-    let mut shortest = shorter(bug, None)?;
-    while let Some(found) = shorter(bug, Some(shortest.1.len())) {
+    shortest(|| Protocol::with(bug))
+}
+
+fn shortest<P: Faulty>(protocol: impl Fn() -> P) -> Option<(&'static str, Vec<P::Action>)> {
+    let mut shortest = shorter(protocol(), None)?;
+    while let Some(found) = shorter(protocol(), Some(shortest.1.len())) {
         shortest = found;
     }
     Some(shortest)
 }
 
 /// A counterexample of fewer than `steps`.
-fn shorter(bug: Bug, steps: Option<usize>) -> Option<(&'static str, Vec<Action>)> {
-    let mut builder = Protocol::with(bug).checker().finish_when(HasDiscoveries::AnyFailures);
+fn shorter<P: Faulty>(protocol: P, steps: Option<usize>) -> Option<(&'static str, Vec<P::Action>)> {
+    let mut builder = protocol.checker().finish_when(HasDiscoveries::AnyFailures);
     if let Some(steps) = steps {
         // It counts states, of which there is one more, and leaves out the last.
         builder = builder.target_max_depth(steps + 1);

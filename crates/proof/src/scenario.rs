@@ -15,7 +15,7 @@ mod writers;
 
 pub use clocks::Clocks;
 pub use crash::{CRASH_POINTS, Crash};
-pub use exact::{Exact, TRANSACTION_POINTS};
+pub use exact::Exact;
 pub use kill::Kill;
 pub use lanes::ChangeLanes;
 pub use once::Once;

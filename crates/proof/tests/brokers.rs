@@ -22,10 +22,17 @@ async fn a_restart_of_kafka_loses_nothing_doubles_nothing_and_keeps_every_key_in
 
 on! { sqlite postgres:
     async fn a_relay_that_dies_in_a_transaction_of_kafka_leaves_each_message_in_the_log_once(store: &str) {
-        let exact = Exact { crashes: 1, stops: 1, keys: 100 };
+        let exact = Exact { crashes: 1, stops: 1, keys: 100, broker: "kafka".to_owned() };
         let figures = prove(&exact, Path::new(env!("CARGO_BIN_EXE_proof")), store).await;
         eprintln!("{}", figures.expect("every promise is kept"));
     }
+}
+
+#[tokio::test]
+async fn a_relay_that_dies_in_a_transaction_of_the_embedded_broker_leaves_each_message_in_the_log_once() {
+    let exact = Exact { crashes: 2, stops: 1, keys: 100, broker: "embedded".to_owned() };
+    let figures = prove(&exact, Path::new(env!("CARGO_BIN_EXE_proof")), "sqlite:").await;
+    eprintln!("{}", figures.expect("every promise is kept"));
 }
 
 #[tokio::test]

@@ -21,8 +21,8 @@ pub(crate) struct Delivery {
     outcomes: Outcomes,
     /// What is not sent now, wherever it goes.
     unsendable: HashMap<Seq, Verdict>,
-    /// In transactions of the broker.
-    together: bool,
+    /// In transactions of the broker, by the sender of this train.
+    together: Option<usize>,
 }
 
 impl Delivery {
@@ -31,7 +31,7 @@ impl Delivery {
         shared: Arc<Shared>,
         batches: Vec<Batch>,
         mut outcomes: Outcomes,
-        together: bool,
+        together: Option<usize>,
     ) -> Self {
         let mut aside = HashMap::new();
         for (b, batch) in batches.iter().enumerate() {
@@ -48,22 +48,22 @@ impl Delivery {
 
     /// Publishes the batches whose lease stands and says what is to be written of each message.
     pub(crate) async fn run(mut self) -> Vec<Settlement> {
-        let alive = if self.together {
-            self.send_together().await
-        } else {
-            let route = |topic: &str| self.shared.routes.of(topic).cloned();
-            let loads = loads(&self.batches, route, &mut self.outcomes);
-            self.send(loads).await
+        let alive = match self.together {
+            Some(train) => self.send_together(train).await,
+            None => {
+                let route = |topic: &str| self.shared.routes.of(topic).cloned();
+                let loads = loads(&self.batches, route, &mut self.outcomes);
+                self.send(loads).await
+            }
         };
         self.judge(alive)
     }
 
-    /// Sends each batch in a transaction of its lane. Answers whether the broker confirmed anything.
-    async fn send_together(&mut self) -> bool {
+    /// Sends all batches in one transaction. Answers whether the broker confirmed anything.
+    async fn send_together(&mut self, train: usize) -> bool {
         let Self { shared, batches, outcomes, unsendable, .. } = self;
-        let sending = batches.iter().map(|batch| together::send(shared, batch, unsendable));
         let mut alive = false;
-        for (b, done) in join_all(sending).await.into_iter().enumerate() {
+        for (b, done) in together::send(shared, train, batches, unsendable).await.into_iter().enumerate() {
             for (m, outcome) in done.into_iter().enumerate() {
                 alive |= outcome == Outcome::Confirmed;
                 outcomes.set((b, m), outcome);

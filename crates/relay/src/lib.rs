@@ -53,7 +53,7 @@ use leases::Leases;
 use once::Losses;
 use route::Routes;
 use suspects::Suspects;
-use together::Lines;
+use together::Senders;
 
 /// Which groups must acknowledge a topic whose writer named none.
 pub type Groups = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
@@ -121,7 +121,7 @@ struct Shared {
     suspects: Suspects,
     losses: Losses,
     overdue: overdue::Board,
-    lines: Lines,
+    senders: Senders,
     leases: Leases,
     settings: Settings,
     instance: Instance,
@@ -167,7 +167,7 @@ impl Relay {
             suspects: Suspects::default(),
             losses: Losses::default(),
             overdue: overdue::Board::of(&settings.patience),
-            lines: Lines::default(),
+            senders: Senders::default(),
             leases: Leases::default(),
             settings,
             instance,
@@ -233,6 +233,9 @@ impl Running {
         let finish = async move { while trains.join_next().await.is_some() {} };
         if tokio::time::timeout(self.shared.settings.drain, finish).await.is_err() {
             tracing::warn!("the drain took too long: what is still in flight is left to others");
+        }
+        for train in 0..self.shared.settings.trains.max(1) {
+            self.shared.senders.give_back(train, |_| true).await;
         }
         if let Some(heart) = self.heart.take() {
             heart.stop().await;

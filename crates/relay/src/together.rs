@@ -1,128 +1,189 @@
-//! Exactly once: the messages of a batch and a note of them, in one transaction of the broker.
+//! Exactly once: the messages of a delivery and a note of them, in one transaction of the broker.
 //!
 //! ```text
-//!  lane taken ─► take over the line ─► read its note ─► which of those are not settled?
-//!                fences the former      what the last     they are in the log: settled when
-//!                owner                  commit was        they are claimed, and not sent
+//!  lanes are new ─► take them ─► read the notes ─► which of those are not settled?
+//!                   fences who    what is in the    they are open: settled when they are
+//!                   had them      log, perhaps      claimed, and not sent
 //! ```
 //!
-//! The note of a lane names every message of it that is in the log and perhaps not settled: those of the transaction it
-//! is in, and those that were found and are not settled yet. So whoever takes the lane next, after a crash at any point,
-//! knows from the last note what must not be sent again.
+//! The note of a sender names every message that is in the log and perhaps not settled: those of the transaction it is in,
+//! and those that were open before. So whoever takes a lane next, after a crash at any point, knows from the last notes of those who
+//! had it what must not be sent again.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use broker::{Line, Outcome, Outgoing, SendTogether, TakenOver};
-use store::{Batch, Claimed, Lease, Seq, Verdict};
+use broker::{Line, Outcome, Outgoing, SendTogether};
+use store::{Batch, BatchId, Claimed, Lease, Seq, Verdict};
 use tokio::sync::OnceCell;
 
 use crate::Shared;
-use crate::publish::outgoing;
+use crate::publish::{Place, outgoing};
 use crate::route::Way;
 
 /// A message in a note: its place, which deliberate delivery of it, and a part of its id. A store that lost its last moments
 /// gives places out again.
 type Entry = (Seq, u32, u32);
 
-/// The lines of all lanes that were used.
+/// By lane, what is in the log and perhaps not settled.
+type Open = BTreeMap<u16, BTreeSet<Entry>>;
+
+/// Giving lanes back may take so long: who takes them otherwise stops the whole sender, which then needs another.
+const GIVEN_BACK: Duration = Duration::from_secs(2);
+
+/// The senders of all trains, one for each channel.
 #[derive(Default)]
-pub(crate) struct Lines {
+pub(crate) struct Senders {
     store: OnceCell<String>,
-    slots: Mutex<HashMap<(usize, u16), Arc<Slot>>>,
+    each: Mutex<HashMap<(usize, usize), Arc<Sender>>>,
 }
 
-/// A lane's line of one channel, once it was taken over.
-type Slot = tokio::sync::Mutex<Option<Taken>>;
-
-struct Taken {
-    lease: Lease,
-    sender: Box<dyn SendTogether>,
-    /// In the log, and not settled when the line was taken over.
-    found: BTreeSet<Entry>,
-    /// Of those, what was claimed last: settled by the time that anything else of the lane is claimed.
-    claimed: Vec<Entry>,
+/// One of them.
+struct Sender {
+    sender: Arc<dyn SendTogether>,
+    book: Mutex<Book>,
 }
 
-impl Lines {
-    fn slot(&self, batch: &Batch) -> Arc<Slot> {
-        let mut slots = self.slots.lock().expect("nothing panics while it holds the lines");
-        Arc::clone(slots.entry((batch.channel, batch.lease.lane)).or_default())
-    }
-
-    /// Lets go of lines whose lane is not ours any more.
-    fn let_go(&self, held: &[Lease]) {
-        let lanes: HashSet<u16> = held.iter().map(|lease| lease.lane).collect();
-        let mut slots = self.slots.lock().expect("nothing panics while it holds the lines");
-        slots.retain(|(_, lane), _| lanes.contains(lane));
-    }
+/// What a sender must know. Its lanes are those that are in `open`.
+#[derive(Default)]
+struct Book {
+    open: Open,
+    /// Lanes that were another's, some of whose messages were open then.
+    inherited: BTreeSet<u16>,
+    /// By batch that is not settled yet, what of it is open.
+    settling: HashMap<BatchId, (u16, Vec<Entry>)>,
 }
 
-/// Sends a batch in a transaction of its lane, but for what is not sent now. One outcome for each of its messages.
-pub(crate) async fn send(shared: &Shared, batch: &Batch, unsendable: &HashMap<Seq, Verdict>) -> Vec<Outcome> {
-    let all = |outcome: Outcome| vec![outcome; batch.messages.len()];
-    let Some(way) = batch.messages.first().and_then(|claimed| shared.routes.of(&claimed.message.topic))
-    else {
-        return all(Outcome::Held);
-    };
-    if shared.leases.until(&batch.lease).is_none() {
-        tracing::warn!(
-            messages = batch.messages.len(),
-            "the lease ended before these were sent: giving them back"
-        );
-        return all(Outcome::Held);
+impl Senders {
+    fn each(&self) -> MutexGuard<'_, HashMap<(usize, usize), Arc<Sender>>> {
+        self.each.lock().expect("nothing panics while it holds the senders")
     }
-    let slot = shared.lines.slot(batch);
-    let mut slot = slot.lock().await;
-    let mut gone: HashSet<Seq> = unsendable.keys().copied().collect();
-    if slot.as_ref().is_none_or(|taken| taken.lease != batch.lease || !taken.sender.is_good()) {
-        // Its connections go first.
-        *slot = None;
-        match take_over(shared, way, batch).await {
-            Ok((taken, settled)) => {
-                *slot = Some(taken);
-                gone.extend(settled);
+
+    fn of_train(&self, train: usize) -> Vec<Arc<Sender>> {
+        let each = self.each();
+        each.iter().filter(|((of, _), _)| *of == train).map(|(_, sender)| Arc::clone(sender)).collect()
+    }
+
+    /// A train settled these batches, but for those that it found to be another's.
+    pub(crate) fn settled(&self, train: usize, batches: &[BatchId], fenced: &[BatchId]) {
+        for sender in self.of_train(train) {
+            let mut book = sender.book();
+            for batch in batches {
+                match book.settling.remove(batch) {
+                    Some((lane, entries)) if !fenced.contains(batch) => book.close(lane, &entries),
+                    // They stay open: whoever has the lane now asks the notes about them.
+                    _ => {}
+                }
             }
-            Err(outcome) => return all(outcome),
+            let lanes = book.resolved();
+            if !lanes.is_empty() {
+                sender.sender.resolve(&lanes);
+            }
         }
     }
-    match slot.as_mut() {
-        Some(taken) => taken.send(shared, batch, &gone, way).await,
-        None => all(Outcome::Held),
+
+    /// A train gives these lanes to others: nothing of them is on its way.
+    pub(crate) async fn give_back(&self, train: usize, lanes: impl Fn(u16) -> bool) {
+        for sender in self.of_train(train) {
+            let given = sender.book().give_back(&lanes);
+            if !given.is_empty() && sender.sender.is_good() {
+                drop(tokio::time::timeout(GIVEN_BACK, sender.sender.give_back(&given)).await);
+            }
+        }
     }
 }
 
-/// Takes the line of a batch over. Answers those of its messages, too, that somebody has settled meanwhile: if this process
-/// slept, its lease may be over and not known to be.
-async fn take_over(shared: &Shared, way: &Way, batch: &Batch) -> Result<(Taken, HashSet<Seq>), Outcome> {
-    let lease = batch.lease;
-    shared.lines.let_go(&shared.leases.held());
-    let unreachable = |error: String| Outcome::Unreachable { error };
-    let transactions = way.route.publisher.transactions().ok_or_else(|| Outcome::Misconfigured {
-        error: format!("the broker `{}` has no transactions", way.route.broker),
-    })?;
-    let store = shared.lines.store.get_or_try_init(|| shared.store.identity()).await;
-    let store = store.map_err(|error| unreachable(format!("the store does not say who it is: {error}")))?;
-    let line = Line { store: store.clone(), broker: way.route.broker.clone(), lane: lease.lane };
-    let TakenOver { sender, note } = transactions.take_over(&line).await?;
-    let noted = note.as_deref().map_or_else(|| Ok(Vec::new()), read_note);
-    let noted = noted.map_err(|error| Outcome::Misconfigured { error })?;
-    let claimed = batch.messages.iter().map(|claimed| claimed.seq);
-    let seqs: Vec<Seq> = noted.iter().map(|(seq, ..)| *seq).chain(claimed.clone()).collect();
-    let unsent = shared.store.unsent(&seqs).await;
-    let unsent =
-        unsent.map_err(|error| unreachable(format!("the store does not say what is sent: {error}")))?;
-    let unsent: HashSet<Seq> = unsent.into_iter().collect();
-    let found: BTreeSet<Entry> = noted.into_iter().filter(|(seq, ..)| unsent.contains(seq)).collect();
-    if !found.is_empty() {
-        tracing::info!(
-            lane = lease.lane,
-            messages = found.len(),
-            "found in the broker's log and not settled: they are not sent again"
-        );
+impl Book {
+    /// Messages of a lane are settled.
+    fn close(&mut self, lane: u16, entries: &[Entry]) {
+        if let Some(open) = self.open.get_mut(&lane) {
+            for entry in entries {
+                open.remove(entry);
+            }
+        }
     }
-    let settled = claimed.filter(|seq| !unsent.contains(seq)).collect();
-    Ok((Taken { lease, sender, found, claimed: Vec::new() }, settled))
+
+    /// Lanes of which all that was inherited is settled by now.
+    fn resolved(&mut self) -> Vec<u16> {
+        let open = &self.open;
+        self.inherited.extract_if(.., |lane| open.get(lane).is_none_or(BTreeSet::is_empty)).collect()
+    }
+
+    /// Takes the lanes out of the book of which nothing is open.
+    fn give_back(&mut self, lanes: impl Fn(u16) -> bool) -> Vec<u16> {
+        let given = self.open.extract_if(.., |lane, open| lanes(*lane) && open.is_empty());
+        given.map(|(lane, _)| lane).collect()
+    }
+}
+
+/// Sends batches of one channel in a transaction, but for what is not sent now. One outcome for each of their messages.
+pub(crate) async fn send(
+    shared: &Shared,
+    train: usize,
+    batches: &[Batch],
+    unsendable: &HashMap<Seq, Verdict>,
+) -> Vec<Vec<Outcome>> {
+    let mut outcomes: Vec<_> =
+        batches.iter().map(|batch| vec![Outcome::Held; batch.messages.len()]).collect();
+    let first = batches.iter().flat_map(|batch| &batch.messages).next();
+    let Some(way) = first.and_then(|claimed| shared.routes.of(&claimed.message.topic)) else {
+        return outcomes;
+    };
+    let stands = |batch: &Batch| shared.leases.until(&batch.lease).is_some();
+    let (standing, over): (Vec<_>, Vec<_>) = batches.iter().enumerate().partition(|(_, batch)| stands(batch));
+    if !over.is_empty() {
+        let messages: usize = over.iter().map(|(_, batch)| batch.messages.len()).sum();
+        tracing::warn!(messages, "the lease ended before these were sent: giving them back");
+    }
+    if standing.is_empty() {
+        return outcomes;
+    }
+    match ready(shared, train, way, &standing).await {
+        Ok((sender, mut gone)) => {
+            gone.extend(unsendable.keys());
+            sender.send(shared, way, &standing, &gone, &mut outcomes).await;
+        }
+        Err(outcome) => {
+            for (b, _) in standing {
+                outcomes[b].fill(outcome.clone());
+            }
+        }
+    }
+    outcomes
+}
+
+/// A sender that has the lanes of `batches`. Answers those of their messages, too, that somebody has settled meanwhile: if this
+/// process slept, its lease may be over and not known to be.
+async fn ready(
+    shared: &Shared,
+    train: usize,
+    way: &Way,
+    batches: &[(usize, &Batch)],
+) -> Result<(Arc<Sender>, HashSet<Seq>), Outcome> {
+    let place = (train, way.channel);
+    let known = shared.senders.each().get(&place).filter(|sender| sender.sender.is_good()).cloned();
+    let sender = match known {
+        Some(sender) => sender,
+        None => {
+            // The connections of the old one go first.
+            drop(shared.senders.each().remove(&place));
+            let sender = Arc::new(Sender::new(shared, way).await?);
+            shared.senders.each().insert(place, Arc::clone(&sender));
+            sender
+        }
+    };
+    // Those that have nothing to send now are taken with those that have.
+    let held = shared.leases.usable(crate::train::lanes_of(train, shared));
+    let lanes = held.iter().map(|lease: &Lease| lease.lane);
+    let mut lanes: BTreeSet<u16> = lanes.chain(batches.iter().map(|(_, batch)| batch.lease.lane)).collect();
+    lanes.retain(|lane| !sender.book().open.contains_key(lane));
+    let settled = if lanes.is_empty() { HashSet::new() } else { sender.take(shared, lanes, batches).await? };
+    Ok((sender, settled))
+}
+
+fn unreachable(error: String) -> Outcome {
+    Outcome::Unreachable { error }
 }
 
 fn entry(claimed: &Claimed) -> Entry {
@@ -130,82 +191,171 @@ fn entry(claimed: &Claimed) -> Entry {
     (claimed.seq, claimed.state.delivery, id as u32)
 }
 
-impl Taken {
-    /// Sends what is not in the log, but for what is `gone`.
-    async fn send(
-        &mut self,
+impl Sender {
+    async fn new(shared: &Shared, way: &Way) -> Result<Self, Outcome> {
+        let transactions = way.route.publisher.transactions().ok_or_else(|| Outcome::Misconfigured {
+            error: format!("the broker `{}` has no transactions", way.route.broker),
+        })?;
+        let store = shared.senders.store.get_or_try_init(|| shared.store.identity()).await;
+        let store =
+            store.map_err(|error| unreachable(format!("the store does not say who it is: {error}")))?;
+        let line = Line { store: store.clone(), broker: way.route.broker.clone() };
+        Ok(Self { sender: transactions.sender(&line).await?, book: Mutex::default() })
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("nothing panics while it holds the book")
+    }
+
+    /// Takes lanes. Answers which messages of `batches` in these lanes are settled.
+    async fn take(
+        &self,
         shared: &Shared,
-        batch: &Batch,
-        gone: &HashSet<Seq>,
-        way: &Arc<Way>,
-    ) -> Vec<Outcome> {
-        for settled in self.claimed.drain(..) {
-            self.found.remove(&settled);
-        }
-        let mut outcomes = vec![Outcome::Held; batch.messages.len()];
-        let mut fresh: Vec<usize> = Vec::with_capacity(batch.messages.len());
-        for (place, claimed) in batch.messages.iter().enumerate() {
-            if self.found.contains(&entry(claimed)) {
-                self.claimed.push(entry(claimed));
-                outcomes[place] = Outcome::Confirmed;
-            } else if fresh.len() < way.guarantees.max_batch && !gone.contains(&claimed.seq) {
-                fresh.push(place);
+        lanes: BTreeSet<u16>,
+        batches: &[(usize, &Batch)],
+    ) -> Result<HashSet<Seq>, Outcome> {
+        let notes = self.sender.take(&lanes.iter().copied().collect::<Vec<_>>()).await?;
+        let mut open: Open = lanes.iter().map(|lane| (*lane, BTreeSet::new())).collect();
+        for note in &notes {
+            for (lane, entries) in read_note(note).map_err(|error| Outcome::Misconfigured { error })? {
+                if let Some(open) = open.get_mut(&lane) {
+                    open.extend(entries);
+                }
             }
         }
-        if fresh.is_empty() {
-            return outcomes;
+        let batches = batches.iter().filter(|(_, batch)| lanes.contains(&batch.lease.lane));
+        let claimed: Vec<Seq> =
+            batches.flat_map(|(_, batch)| &batch.messages).map(|claimed| claimed.seq).collect();
+        let noted = open.values().flatten().map(|(seq, ..)| *seq);
+        let asked: Vec<Seq> = noted.chain(claimed.iter().copied()).collect();
+        let unsent = shared.store.unsent(&asked).await;
+        let unsent =
+            unsent.map_err(|error| unreachable(format!("the store does not say what is sent: {error}")))?;
+        let unsent: HashSet<Seq> = unsent.into_iter().collect();
+        for entries in open.values_mut() {
+            entries.retain(|(seq, ..)| unsent.contains(seq));
         }
-        let messages: Vec<Outgoing> = fresh
-            .iter()
-            .map(|place| &batch.messages[*place])
-            .map(|claimed| {
-                let own = shared.routes.of(&claimed.message.topic);
-                outgoing(claimed, &own.unwrap_or(way).route)
-            })
-            .collect();
-        let note = |places: &[usize]| {
-            let sent = places.iter().map(|place| entry(&batch.messages[fresh[*place]]));
-            write_note(&self.found.iter().copied().chain(sent).collect())
+        let found: usize = open.values().map(BTreeSet::len).sum();
+        if found > 0 {
+            tracing::info!(
+                messages = found,
+                "found in the broker's log and not settled: they are not sent again"
+            );
+        }
+        let mut book = self.book();
+        book.open.extend(open);
+        book.inherited.extend(&lanes);
+        let lanes = book.resolved();
+        drop(book);
+        self.sender.resolve(&lanes);
+        Ok(claimed.into_iter().filter(|seq| !unsent.contains(seq)).collect())
+    }
+
+    /// Sends what is not in the log, but for what is `gone`.
+    async fn send(
+        &self,
+        shared: &Shared,
+        way: &Arc<Way>,
+        batches: &[(usize, &Batch)],
+        gone: &HashSet<Seq>,
+        outcomes: &mut [Vec<Outcome>],
+    ) {
+        // By place in the outcomes.
+        let mut fresh: Vec<(Place, &Batch, &Claimed)> = Vec::new();
+        let before = {
+            let book = self.book();
+            for (b, batch) in batches {
+                let open = book.open.get(&batch.lease.lane);
+                for (m, claimed) in batch.messages.iter().enumerate() {
+                    if open.is_some_and(|open| open.contains(&entry(claimed))) {
+                        outcomes[*b][m] = Outcome::Confirmed;
+                    } else if fresh.len() < way.guarantees.max_batch && !gone.contains(&claimed.seq) {
+                        fresh.push(((*b, m), batch, claimed));
+                    }
+                }
+            }
+            book.open.clone()
         };
-        let told = self.sender.publish(messages, &note).await;
-        for (place, outcome) in fresh.into_iter().zip(told) {
-            outcomes[place] = outcome;
+        if !fresh.is_empty() {
+            let messages: Vec<Outgoing> = fresh
+                .iter()
+                .map(|(_, _, claimed)| {
+                    let own = shared.routes.of(&claimed.message.topic);
+                    outgoing(claimed, &own.unwrap_or(way).route)
+                })
+                .collect();
+            let note = |places: &[usize]| {
+                let mut open = before.clone();
+                for (_, batch, claimed) in places.iter().map(|place| fresh[*place]) {
+                    open.entry(batch.lease.lane).or_default().insert(entry(claimed));
+                }
+                write_note(&open)
+            };
+            let told = self.sender.publish(messages, &note).await;
+            for (((b, m), ..), outcome) in fresh.into_iter().zip(told) {
+                outcomes[b][m] = outcome;
+            }
         }
-        outcomes
+        let mut book = self.book();
+        for (b, batch) in batches {
+            let confirmed = batch
+                .messages
+                .iter()
+                .zip(&outcomes[*b])
+                .filter(|(_, outcome)| **outcome == Outcome::Confirmed);
+            let entries: Vec<Entry> = confirmed.map(|(claimed, _)| entry(claimed)).collect();
+            if !entries.is_empty() {
+                book.open.entry(batch.lease.lane).or_default().extend(&entries);
+                book.settling.insert(batch.id, (batch.lease.lane, entries));
+            }
+        }
     }
 }
 
 /// The form of a note.
-const FORM: u8 = 1;
+const FORM: u8 = 2;
 
-/// Places as the differences between them, deliveries, and parts of ids: six bytes for most messages.
-fn write_note(entries: &BTreeSet<Entry>) -> Vec<u8> {
+/// Lane by lane how many, then places as the differences between them, deliveries, and parts of ids: seven bytes for most
+/// messages.
+fn write_note(open: &Open) -> Vec<u8> {
     let mut note = vec![FORM];
-    let mut before = 0;
-    for (seq, delivery, id) in entries {
-        write_number(&mut note, seq.abs_diff(before));
-        write_number(&mut note, u64::from(*delivery));
-        note.extend(id.to_be_bytes());
-        before = *seq;
+    for (lane, entries) in open.iter().filter(|(_, entries)| !entries.is_empty()) {
+        write_number(&mut note, u64::from(*lane));
+        write_number(&mut note, entries.len() as u64);
+        let mut before = 0;
+        for (seq, delivery, id) in entries {
+            write_number(&mut note, seq.abs_diff(before));
+            write_number(&mut note, u64::from(*delivery));
+            note.extend(id.to_be_bytes());
+            before = *seq;
+        }
     }
     note
 }
 
-fn read_note(note: &[u8]) -> Result<Vec<Entry>, String> {
-    let odd =
-        || "the note in the broker was written by another version of Postrider: use that one".to_owned();
-    let Some((&FORM, mut rest)) = note.split_first() else { return Err(odd()) };
-    let (mut entries, mut before) = (Vec::new(), 0);
-    while !rest.is_empty() {
-        let step = read_number(&mut rest).and_then(|step| i64::try_from(step).ok()).ok_or_else(odd)?;
-        let delivery =
-            read_number(&mut rest).and_then(|number| u32::try_from(number).ok()).ok_or_else(odd)?;
-        let (id, after) = rest.split_first_chunk().ok_or_else(odd)?;
-        rest = after;
-        before += step;
-        entries.push((before, delivery, u32::from_be_bytes(*id)));
+fn read_note(note: &[u8]) -> Result<Open, String> {
+    let odd = "the note in the broker was written by another version of Postrider: use that one";
+    match note.split_first() {
+        Some((&FORM, rest)) => read_open(rest).ok_or_else(|| odd.to_owned()),
+        _ => Err(odd.to_owned()),
     }
-    Ok(entries)
+}
+
+fn read_open(mut rest: &[u8]) -> Option<Open> {
+    let mut open = Open::new();
+    while !rest.is_empty() {
+        let lane = u16::try_from(read_number(&mut rest)?).ok()?;
+        let entries = open.entry(lane).or_default();
+        let mut before = 0;
+        for _ in 0..read_number(&mut rest)? {
+            before += i64::try_from(read_number(&mut rest)?).ok()?;
+            let delivery = u32::try_from(read_number(&mut rest)?).ok()?;
+            let (id, after) = rest.split_first_chunk()?;
+            rest = after;
+            entries.insert((before, delivery, u32::from_be_bytes(*id)));
+        }
+    }
+    Some(open)
 }
 
 /// Seven bits in a byte, the lowest first; the highest bit says that more follow.
@@ -234,21 +384,44 @@ fn read_number(note: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn open(lanes: &[(u16, &[Entry])]) -> Open {
+        lanes.iter().map(|(lane, entries)| (*lane, entries.iter().copied().collect())).collect()
+    }
+
     #[test]
     fn a_note_is_read_as_it_was_written() {
-        let many = vec![(1, 0, 7), (2, 3, 0), (130, 0, u32::MAX), (i64::MAX, u32::MAX, 1)];
-        for entries in [vec![], vec![(1, 0, 9)], many] {
-            let note = write_note(&entries.iter().copied().collect());
-            assert_eq!(read_note(&note), Ok(entries));
+        let many: &[Entry] = &[(1, 0, 7), (2, 3, 0), (130, 0, u32::MAX), (i64::MAX, u32::MAX, 1)];
+        for open in [open(&[]), open(&[(0, &[(1, 0, 9)])]), open(&[(3, many), (1023, &[(5, 0, 0)])])] {
+            assert_eq!(read_note(&write_note(&open)), Ok(open));
         }
-        let thousand: BTreeSet<Entry> = (1_000_000..1_001_000).map(|seq| (seq, 0, 5)).collect();
-        assert!(write_note(&thousand).len() < 6_010);
+        let nothing = open(&[(1, &[])]);
+        assert_eq!(read_note(&write_note(&nothing)), Ok(Open::new()));
+        let thousand: Vec<Entry> = (1_000_000..1_001_000).map(|seq| (seq, 0, 5)).collect();
+        assert!(write_note(&open(&[(7, &thousand)])).len() < 6_010);
     }
 
     #[test]
     fn a_note_of_another_form_is_refused() {
-        for note in [&[][..], &[2, 1, 0, 0, 0, 0, 0], &[1, 0x80], &[1, 5], &[1, 5, 0, 1, 2, 3]] {
+        for note in [
+            &[][..],
+            &[1, 1, 0],
+            &[2, 0x80],
+            &[2, 0, 1, 5],
+            &[2, 0, 1, 5, 0, 1, 2, 3],
+            &[2, 0xff, 0xff, 4, 0],
+        ] {
             assert!(read_note(note).is_err(), "{note:?}");
         }
+    }
+
+    #[test]
+    fn a_lane_is_given_back_and_its_former_owner_forgotten_only_when_nothing_of_it_is_open() {
+        let mut book = Book { open: open(&[(0, &[(1, 0, 1)]), (1, &[]), (2, &[])]), ..Book::default() };
+        book.inherited.extend([0, 1]);
+        assert_eq!(book.resolved(), [1]);
+        assert_eq!(book.give_back(|lane| lane < 2), [1]);
+        book.close(0, &[(1, 0, 1)]);
+        assert_eq!((book.resolved(), book.resolved()), (vec![0], vec![]));
+        assert_eq!(book.give_back(|_| true), [0, 2]);
     }
 }

@@ -56,7 +56,7 @@ pub(crate) async fn supervise(number: usize, shared: Arc<Shared>) {
 }
 
 /// The lanes that a train works on.
-fn lanes_of(number: usize, shared: &Shared) -> impl Fn(u16) -> bool + use<> {
+pub(crate) fn lanes_of(number: usize, shared: &Shared) -> impl Fn(u16) -> bool + use<> {
     let trains = shared.settings.trains.max(1);
     move |lane| usize::from(lane) % trains == number
 }
@@ -147,10 +147,11 @@ impl Train {
             let settled = settlements.len();
             match self.shared.store.turn(settlements.clone(), order).await {
                 Ok(turn) => {
-                    settlements.clear();
+                    let batches: Vec<BatchId> = settlements.drain(..).map(|settled| settled.batch).collect();
                     if settled > 0 {
                         fail::fail_point!("relay::settled");
                     }
+                    self.shared.senders.settled(self.number, &batches, &turn.fenced);
                     if !turn.fenced.is_empty() {
                         tracing::warn!(
                             batches = turn.fenced.len(),
@@ -213,6 +214,8 @@ impl Train {
             return;
         }
         tracing::debug!(lanes = leases.len(), "gives lanes to other relays");
+        let lanes: Vec<u16> = leases.iter().map(|lease| lease.lane).collect();
+        self.shared.senders.give_back(self.number, |lane| lanes.contains(&lane)).await;
         if let Err(error) = self.shared.store.release(&leases).await {
             tracing::warn!(%error, "could not give lanes back: they free themselves when their lease ends");
         }
@@ -249,7 +252,8 @@ impl Train {
             if let Some(locks) = self.locks.as_mut().filter(|_| settle == Settle::After) {
                 locks.take(&batches, &shared.routes, &shared.breakers, &mut outcomes).await;
             }
-            let delivery = Delivery::new(shared, batches, outcomes, settle == Settle::Together);
+            let together = (settle == Settle::Together).then_some(self.number);
+            let delivery = Delivery::new(shared, batches, outcomes, together);
             self.deliveries.spawn(async move {
                 let settlements = delivery.run().await;
                 let verdicts = settlements.iter().flat_map(|settlement| &settlement.verdicts);

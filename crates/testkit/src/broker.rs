@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{Guarantees, Publisher, Subscriber};
+use broker::{Guarantees, Publisher, Subscriber, Transactions};
 
 pub use saboteur::Sabotage;
 use saboteur::{Memory, Saboteur};
@@ -98,6 +98,13 @@ impl World {
         let claimed = what(&self.fixture.open().await.guarantees());
         self.waived.fetch_or(!claimed, Ordering::SeqCst);
         claimed
+    }
+
+    /// The transactions of another client, or nothing to prove.
+    pub async fn transactions(&self) -> Option<Arc<dyn Transactions>> {
+        let transactions = self.open().await.transactions();
+        self.waived.fetch_or(transactions.is_none(), Ordering::SeqCst);
+        transactions
     }
 
     /// A client that makes no destination, or nothing to prove: see [`Fixture::open_strict`].
@@ -225,6 +232,10 @@ macro_rules! broker_cases {
             Shared receive::a_closed_member_leaves_its_partitions_to_others => ClosesInWords;
             Shared receive::what_a_slow_member_has_received_stays_with_it => LetsOthersHaveIt;
             Alone receive::nothing_is_lost_when_the_broker_is_restarted => LosesOnRestart;
+
+            Shared transact::who_lost_a_lane_stores_nothing_any_more => LeavesTheFormerOwner;
+            Shared transact::the_last_notes_of_all_who_had_a_lane_are_answered => AnswersOneNote;
+            Shared transact::a_batch_is_stored_with_its_note => SendsWithoutTheNote;
         }
     };
 }

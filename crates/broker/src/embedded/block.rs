@@ -91,6 +91,14 @@ impl Messages {
         Ok(())
     }
 
+    /// Id, place and delivery of the next message, which is passed over.
+    pub(super) fn head(&mut self) -> Result<(MessageId, i64, u32), Unreadable> {
+        let mut head = self.rest.clone();
+        self.skip()?;
+        let id = MessageId(Uuid::from_bytes(array(&mut head)?));
+        Ok((id, i64::from_le_bytes(array(&mut head)?), u32::from_le_bytes(array(&mut head)?)))
+    }
+
     /// The next message.
     pub(super) fn next(&mut self, topic: &str) -> Result<Outgoing, Unreadable> {
         let rest = &mut self.rest;
@@ -163,9 +171,13 @@ mod tests {
         assert_eq!(messages.next("t"), Ok(sent[0].clone()));
         assert_eq!(messages.next("t"), Ok(sent[1].clone()));
         assert_eq!(messages.next("t"), Err(Unreadable));
-        let mut messages = Messages::of(block.data).expect("our version");
+        let mut messages = Messages::of(block.data.clone()).expect("our version");
         assert_eq!(messages.skip(), Ok(()));
         assert_eq!(messages.next("t"), Ok(sent[1].clone()));
+        let mut messages = Messages::of(block.data).expect("our version");
+        assert_eq!(messages.head(), Ok((sent[0].message.id, i64::MIN, u32::MAX)));
+        assert_eq!(messages.head(), Ok((sent[1].message.id, 7, 0)));
+        assert_eq!(messages.head(), Err(Unreadable));
     }
 
     #[test]

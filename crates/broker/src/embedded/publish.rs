@@ -4,6 +4,7 @@
 //! transaction that uses it. What never changes (where a topic's partitions are) is remembered.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,7 +15,7 @@ use super::block::Block;
 use super::error::outcome;
 use super::{Broker, position};
 use crate::partition::partition;
-use crate::{Guarantees, Outcome, Outgoing, Publisher};
+use crate::{Guarantees, Outcome, Outgoing, Publisher, Transactions};
 
 /// Messages in one transaction at most: more would hold the file's lock for too long.
 const MAX_BATCH: usize = 10_000;
@@ -29,8 +30,11 @@ pub(super) struct Topic {
     partitions: u32,
 }
 
+/// What is written, by partition.
+pub(super) type Blocks = BTreeMap<u32, Vec<Block>>;
+
 /// A message that can be stored, and its headers as they are stored.
-struct Ready {
+pub(super) struct Ready {
     outgoing: Outgoing,
     headers: Option<String>,
 }
@@ -49,6 +53,10 @@ impl Publisher for Broker {
             durability: "survives a crash of the process and of the machine; one file on one machine, no copies",
             needs: &["a disk that keeps what it says it wrote", "room for what its groups have not read"],
         }
+    }
+
+    fn transactions(&self) -> Option<Arc<dyn Transactions>> {
+        Some(Arc::new(self.clone()))
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
@@ -76,7 +84,7 @@ impl Publisher for Broker {
 }
 
 /// What becomes of each message when none was stored: the first of each key failed, the later ones were held.
-fn failed(ready: &[Ready], failure: &Outcome) -> Vec<Outcome> {
+pub(super) fn failed(ready: &[Ready], failure: &Outcome) -> Vec<Outcome> {
     // Perhaps all of them are stored, the later ones too.
     let certain = !matches!(failure, Outcome::Unconfirmed { .. });
     let mut first = HashSet::new();
@@ -90,7 +98,7 @@ fn failed(ready: &[Ready], failure: &Outcome) -> Vec<Outcome> {
 
 impl Broker {
     /// Splits what can be stored from what is answered at once. `None` waits for the transaction.
-    fn sort(&self, batch: Vec<Outgoing>) -> (Vec<Option<Outcome>>, Vec<Ready>) {
+    pub(super) fn sort(&self, batch: Vec<Outgoing>) -> (Vec<Option<Outcome>>, Vec<Ready>) {
         let mut outcomes = Vec::with_capacity(batch.len());
         let mut ready = Vec::with_capacity(batch.len());
         let mut held: HashSet<(String, String)> = HashSet::new();
@@ -117,9 +125,18 @@ impl Broker {
 
     /// Stores all or nothing.
     async fn store(&self, ready: &[Ready]) -> Result<(), sqlite::Error> {
+        let blocks = self.blocks(ready).await?;
+        fail::fail_point!("broker::publishing");
+        self.inner.file.write(move |connection| append(connection, &blocks)).await?;
+        fail::fail_point!("broker::published");
+        self.inner.ring();
+        Ok(())
+    }
+
+    /// What is written of these messages. Made here and not in the transaction: the writer's thread is the one that all share.
+    pub(super) async fn blocks(&self, ready: &[Ready]) -> Result<Blocks, sqlite::Error> {
         let topics = self.find_topics(ready).await?;
-        // Made here and not in the transaction: the writer's thread is the one that all share.
-        let mut blocks: BTreeMap<u32, Vec<Block>> = BTreeMap::new();
+        let mut blocks = Blocks::new();
         for Ready { outgoing, headers } in ready {
             let message = &outgoing.message;
             let partition = topics[&message.topic].partition(message);
@@ -130,11 +147,7 @@ impl Broker {
             let block = blocks.last_mut().expect("there is one that is not full");
             block.push(outgoing, headers.as_deref());
         }
-        fail::fail_point!("broker::publishing");
-        self.inner.file.write(move |connection| append(connection, &blocks)).await?;
-        fail::fail_point!("broker::published");
-        self.inner.ring();
-        Ok(())
+        Ok(blocks)
     }
 
     /// Where the topics of these messages are; those that do not exist yet are created.
@@ -189,7 +202,7 @@ impl Topic {
 }
 
 /// Writes the blocks of one call. The next offsets are read here, because other processes publish too.
-fn append(connection: &Connection, blocks: &BTreeMap<u32, Vec<Block>>) -> Result<(), sqlite::Error> {
+pub(super) fn append(connection: &Connection, blocks: &Blocks) -> Result<(), sqlite::Error> {
     let now: i64 = connection
         .prepare_cached("SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)")?
         .query_row([], |row| row.get(0))?;

@@ -104,6 +104,8 @@ pub(super) fn receive(code: Code, error: String) -> ReceiveError {
         | Code::InvalidTopic
         | Code::TopicAuthorizationFailed
         | Code::GroupAuthorizationFailed
+        | Code::TransactionalIdAuthorizationFailed
+        | Code::InvalidTransactionTimeout
         | Code::InvalidGroupId
         | Code::InvalidSessionTimeout
         | Code::InconsistentGroupProtocol

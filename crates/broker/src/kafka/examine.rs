@@ -108,7 +108,8 @@ impl Broker {
         Ok(Some(Shown { settings: self.settings(name, patience).await, ..shown }))
     }
 
-    async fn settings(&self, name: &str, patience: Duration) -> Option<HashMap<String, String>> {
+    /// Its settings, for those who may see them.
+    pub(super) async fn settings(&self, name: &str, patience: Duration) -> Option<HashMap<String, String>> {
         let options = AdminOptions::new().request_timeout(Some(patience));
         let admin = self.inner.topics.admin();
         let mut described = admin.describe_configs([&ResourceSpecifier::Topic(name)], &options).await.ok()?;

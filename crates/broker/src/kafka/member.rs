@@ -4,7 +4,7 @@
 //! messages themselves wait in a queue for each partition, so that a slow member takes no more than it asked for and
 //! nothing has to be paused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -186,6 +186,13 @@ impl Member {
         self.standing.lock().expect("nobody panics while holding it")
     }
 
+    /// Those of `held` that the group waits for.
+    pub(super) fn wanted(&self, held: &BTreeSet<u64>) -> Vec<u64> {
+        let standing = self.standing();
+        let is_wanted = |number: &&u64| standing.held.get(number).is_some_and(|held| held.leaving);
+        held.iter().filter(is_wanted).copied().collect()
+    }
+
     /// Asks the thread to leave the group.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
@@ -257,6 +264,9 @@ impl Member {
                     held.leaving |= names.contains(&held.name);
                 }
                 standing.leaving.extend(names);
+                drop(standing);
+                // Somebody may hold them while nothing else comes.
+                self.bell.notify_one();
             }
             Change::Lost(names) => {
                 self.standing().leaving.extend(names);

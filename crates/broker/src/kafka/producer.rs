@@ -71,11 +71,16 @@ impl Line {
 
     /// A producer of transactions under this id: whoever had the id before can commit nothing any more.
     pub(super) fn transactional(config: &Config, batch: usize, id: &str) -> KafkaResult<Self> {
+        Self::open_for(config.timeout * 2 + Duration::from_secs(5), config, batch, id)
+    }
+
+    /// The same, and Kafka ends a transaction that is open for longer than `limit`.
+    pub(super) fn open_for(limit: Duration, config: &Config, batch: usize, id: &str) -> KafkaResult<Self> {
         let mut client = settings(config, batch);
         // A gap ends the transaction, not the producer.
         client.set("enable.gapless.guarantee", "false").set("transactional.id", id);
-        client.set("message.timeout.ms", millis(config.timeout * 2));
-        client.set("transaction.timeout.ms", millis(config.timeout * 2 + Duration::from_secs(5)));
+        client.set("message.timeout.ms", millis(limit.min(config.timeout * 2)));
+        client.set("transaction.timeout.ms", millis(limit));
         let producer = client.create_with_context(Reports::default())?;
         Ok(Self { producer: Aside::new(producer), batch })
     }
@@ -128,6 +133,12 @@ impl Line {
         self.producer.purge(PurgeConfig::default().queue().inflight());
         drop(tokio::time::timeout(PURGED_WITHIN, call.finished()).await);
         false
+    }
+
+    /// Whether another has begun transactions under the same id.
+    pub(super) fn is_fenced(&self) -> bool {
+        let failed = self.producer.client().fatal_error().map(|(code, _)| code);
+        matches!(failed, Some(Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch))
     }
 
     /// What librdkafka complained of last.

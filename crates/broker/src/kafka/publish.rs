@@ -52,7 +52,8 @@ impl Publisher for Broker {
 
     fn once(&self) -> Option<Arc<dyn Publisher>> {
         let config = Config { once: true, ..self.inner.config.clone() };
-        let inner = Inner { config, topics: Arc::clone(&self.inner.topics), line: Mutex::default() };
+        let topics = Arc::clone(&self.inner.topics);
+        let inner = Inner { config, topics, line: Mutex::default(), fenced: Default::default() };
         Some(Arc::new(Self { inner: Arc::new(inner) }))
     }
 
@@ -205,7 +206,7 @@ impl Inner {
     }
 
     /// The producer in use, or another where it failed or batches have to be smaller now.
-    fn line(&self) -> Result<Arc<Line>, String> {
+    pub(super) fn line(&self) -> Result<Arc<Line>, String> {
         let batch = self.topics.batch().min(1_000_000);
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(line) = line.as_ref().filter(|line| line.batch <= batch) {
@@ -217,7 +218,7 @@ impl Inner {
     }
 
     /// The next call gets another.
-    fn discard(&self, dead: &Arc<Line>) {
+    pub(super) fn discard(&self, dead: &Arc<Line>) {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if line.as_ref().is_some_and(|line| Arc::ptr_eq(line, dead)) {
             *line = None;

@@ -1,6 +1,6 @@
 //! Receiving as a member of a consumer group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::error::{self, Commit};
 use super::member::{Changes, Client, Member, TAKEN_FOR_DEAD};
 use super::{Broker, EVENT};
 use crate::envelope::{self, Arrived};
-use crate::{Delivery, Position, ReceiveError, Subscriber, Subscription};
+use crate::{Delivery, Position, ReceiveError, SubscribeTogether, Subscriber, Subscription};
 
 /// How long a member may take to answer a change in the group while it works on what it has: its heartbeats say that
 /// it lives, so this is for a member that hangs.
@@ -55,6 +55,17 @@ fn settings(config: &Config, group: &str) -> ClientConfig {
 #[async_trait]
 impl Subscriber for Broker {
     async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Subscription>, ReceiveError> {
+        Ok(Box::new(self.join(group, topics).await?))
+    }
+
+    fn together(&self) -> Option<Arc<dyn SubscribeTogether>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl Broker {
+    /// Joins a group.
+    pub(super) async fn join(&self, group: &str, topics: &[String]) -> Result<Reader, ReceiveError> {
         let config = &self.inner.config;
         let refuse = |invalid: message::Invalid| ReceiveError::Misconfigured(invalid.to_string());
         if topics.is_empty() {
@@ -79,19 +90,13 @@ impl Subscriber for Broker {
         consumer.subscribe(&topics.iter().map(String::as_str).collect::<Vec<_>>()).map_err(failed)?;
         let started = Member::start(consumer, topics);
         let (member, left) = started.map_err(|error| ReceiveError::Unreachable(error.to_string()))?;
-        Ok(Box::new(Reader {
-            member,
-            left,
-            after: 0,
-            prefix: config.prefix.clone(),
-            patience: config.timeout,
-        }))
+        Ok(Reader { member, left, after: 0, prefix: config.prefix.clone(), patience: config.timeout })
     }
 }
 
 /// A subscription of Kafka.
-struct Reader {
-    member: Arc<Member>,
+pub(super) struct Reader {
+    pub(super) member: Arc<Member>,
     left: oneshot::Receiver<()>,
     /// The partition that was read last: the next ones come first, so that none waits behind a busy one.
     after: u64,
@@ -104,7 +109,7 @@ impl Subscription for Reader {
     async fn receive(&mut self, max: usize) -> Result<Vec<Delivery>, ReceiveError> {
         let bell = Arc::clone(&self.member.bell);
         loop {
-            let deliveries = self.look(max.max(1))?;
+            let deliveries = self.look(max.max(1), &BTreeSet::new())?;
             if !deliveries.is_empty() {
                 return Ok(deliveries);
             }
@@ -160,13 +165,18 @@ impl Drop for Reader {
 }
 
 impl Reader {
-    /// What has come, in the order of each partition.
-    fn look(&mut self, max: usize) -> Result<Vec<Delivery>, ReceiveError> {
+    /// What has come of other partitions than these, in the order of each partition.
+    pub(super) fn look(
+        &mut self,
+        max: usize,
+        without: &BTreeSet<u64>,
+    ) -> Result<Vec<Delivery>, ReceiveError> {
         let mut standing = self.member.standing();
         if let Some(trouble) = standing.over.clone().or_else(|| standing.trouble.take()) {
             return Err(trouble);
         }
-        let numbers: Vec<u64> = standing.held.keys().copied().collect();
+        let numbers: Vec<u64> =
+            standing.held.keys().copied().filter(|number| !without.contains(number)).collect();
         let (before, after): (Vec<_>, Vec<_>) = numbers.into_iter().partition(|number| *number <= self.after);
         let (mut deliveries, mut bytes) = (Vec::new(), 0);
         let mut failed = None;
@@ -199,7 +209,9 @@ impl Reader {
     }
 }
 
-fn offsets(commits: &BTreeMap<u64, ((String, i32), i64)>) -> Result<TopicPartitionList, KafkaError> {
+pub(super) fn offsets(
+    commits: &BTreeMap<u64, ((String, i32), i64)>,
+) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::with_capacity(commits.len());
     for ((topic, partition), next) in commits.values() {
         list.add_partition_offset(topic, *partition, Offset::Offset(*next))?;
@@ -207,7 +219,7 @@ fn offsets(commits: &BTreeMap<u64, ((String, i32), i64)>) -> Result<TopicPartiti
     Ok(list)
 }
 
-fn delivery(message: &BorrowedMessage<'_>, prefix: &str, position: Position) -> Delivery {
+pub(super) fn delivery(message: &BorrowedMessage<'_>, prefix: &str, position: Position) -> Delivery {
     let topic = message.topic();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let arrived = Arrived {

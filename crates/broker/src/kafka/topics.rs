@@ -84,7 +84,7 @@ impl Topics {
         Ok(topic)
     }
 
-    /// Looks up the topic of notes, in which only the last of each line matters; makes it if it is missing and may be made.
+    /// Looks up the topic of notes, in which only the last of each key matters; makes it if it is missing and may be made.
     pub(super) async fn find_notes(&self, name: &str, until: Instant) -> Result<(), Trouble> {
         if self.recall(name).is_some() {
             return Ok(());
@@ -100,7 +100,7 @@ impl Topics {
             }
             (Err(Trouble { code, text }), None) if missing(code) => {
                 let text =
-                    format!("{text}; it needs cleanup.policy=compact, and a partition for each lane is best");
+                    format!("{text}; it needs cleanup.policy=compact, and sixteen partitions are best");
                 return Err(Trouble { code, text });
             }
             (Err(trouble), _) => return Err(trouble),
@@ -243,8 +243,8 @@ fn described(settings: Option<&ConfigResource>) -> Topic {
     }
 }
 
-/// Partitions of the topic of notes: lanes that share one wait for each other's transactions when they are taken over.
-pub(super) const NOTE_PARTITIONS: i32 = 64;
+/// Partitions of the topic of notes: who reads the notes of one sender waits for the transactions of others beside it.
+const NOTE_PARTITIONS: i32 = 16;
 
 /// Whether it is not there, or not yet.
 fn missing(code: Code) -> bool {

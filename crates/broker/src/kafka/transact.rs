@@ -1,210 +1,170 @@
 //! Transactions: a batch and the note of it, committed together.
 //!
-//! Each line (a lane of a store) has a transactional id of its own. Who takes it over makes Kafka end whatever was open
-//! under that id, one way or the other, and refuse its former owner from then on. Then the last note that was committed
-//! says what is in the log. Notes are in a compacted topic, one for each line, and lines have a partition of their own
-//! as far as there are enough.
+//! ```text
+//!  take lanes ─► write claims ─► who claimed them before? ─► fence each ─► read its last note
+//!                                read the claims             begin under    what is in the log and
+//!                                up to one's own             its id         perhaps not settled
+//! ```
+//!
+//! Each sender has transactional ids that nobody had before it and nobody but who fences it has after it. Fencing makes
+//! Kafka end whatever was open under an id, one way or the other, and refuse the sender from then on. Of two that want
+//! a lane, the later claim sees the earlier one, so one of them always stops the other.
+//!
+//! There are two ids, which take turns: after a commit Kafka still writes its marks, and a transaction that begins under
+//! the same id before it is done has to wait for longer than most transactions take. What a note says stays true, so
+//! whoever fences a sender reads the last notes of both.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
-use rdkafka::Message as _;
-use rdkafka::client::{Client, ClientContext};
-use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::producer::Producer;
 use rdkafka::types::RDKafkaErrorCode as Code;
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tokio::time::Instant;
+use uuid::Uuid;
 
-use super::client::Aside;
+use super::notes::{Claim, Notes, Other, unavailable};
 use super::producer::{Call, Line as Sender, Record};
-use super::topics::{NOTE_PARTITIONS, rest};
+use super::topics::rest;
 use super::{Broker, Inner, error};
-use crate::{Line, Outcome, Outgoing, SendTogether, TakenOver, Transactions, WriteNote};
+use crate::{Line, Outcome, Outgoing, SendTogether, Transactions, WriteNote};
 
-/// The topic of notes.
-const NOTES: &str = "postrider-notes";
+/// Those who had lanes of ours and were fenced, until what they sent is settled. Senders of one process often meet the same.
+pub(super) type Fenced = HashMap<Uuid, Predecessor>;
 
-/// Between two looks at how far others have committed.
-const PAUSE: Duration = Duration::from_millis(5);
-
-/// Notes that are read at first, from the end; if none of them is the line's, all are.
-const LAST: i64 = 32;
+/// One of them.
+pub(super) struct Predecessor {
+    /// What it claims, as far as that is not settled.
+    other: Other,
+    notes: Vec<Vec<u8>>,
+}
 
 #[async_trait]
 impl Transactions for Broker {
-    async fn take_over(&self, line: &Line) -> Result<TakenOver, Outcome> {
+    async fn sender(&self, line: &Line) -> Result<Arc<dyn SendTogether>, Outcome> {
         let inner = Arc::clone(&self.inner);
         let until = Instant::now() + inner.config.timeout;
-        let notes = inner.topic(NOTES);
-        let found = inner.topics.find_notes(&notes, until).await;
-        found.map_err(|trouble| error::outcome(trouble.code, trouble.text))?;
-        let name = format!("{}{}.{}.{}", inner.config.prefix, line.store, line.broker, line.lane);
-        let failed = |failed: KafkaError| {
-            let error = format!("no transaction can be had from Kafka: {}", error::text(&failed));
-            match error::outcome(error::code(&failed), error) {
-                // Nothing was sent.
-                Outcome::Unconfirmed { error } => Outcome::Unreachable { error },
-                outcome => outcome,
-            }
-        };
-        let batch = inner.topics.batch().min(1_000_000);
-        let id = format!("postrider.{name}");
-        let sender = Arc::new(Sender::transactional(&inner.config, batch, &id).map_err(failed)?);
-        let begun = sender.step(move |producer| producer.init_transactions(rest(until)), until).await;
-        begun.map_err(failed)?;
-        let reader =
-            Reader { client: inner.config.client(), topic: notes, key: name, lane: line.lane, until };
-        let admin = inner.topics.admin();
-        let read = tokio::task::spawn_blocking(move || {
-            loop {
-                let read = reader.partition(admin.inner()).and_then(|partition| {
-                    let note = reader.read(partition)?;
-                    Ok((partition, note))
-                });
-                match read {
-                    // The topic was made a moment ago, and not everybody has heard of it.
-                    Err(failed) if unsettled(&failed) && Instant::now() < reader.until => {
-                        std::thread::sleep(PAUSE);
-                    }
-                    read => return read.map(|(partition, note)| (note, reader, partition)),
-                }
-            }
-        });
-        let (note, Reader { topic, key, .. }, partition) =
-            read.await.unwrap_or(Err(KafkaError::Canceled)).map_err(failed)?;
-        let sender = Together { inner, sender, notes: topic, key, partition, good: true };
-        Ok(TakenOver { sender: Box::new(sender), note })
+        let notes = Notes::find(&inner, line, until).await?;
+        let id = Uuid::new_v4();
+        let halves = begin(&inner, &notes, id, until).await?;
+        let (good, turn, book) = (AtomicBool::new(true), AtomicUsize::new(0), Mutex::default());
+        Ok(Arc::new(Together { inner, halves, turn, notes, id, good, book }))
     }
 }
 
-/// Reads the last note of a line.
-struct Reader {
-    client: ClientConfig,
-    topic: String,
-    key: String,
-    lane: u16,
-    until: Instant,
+/// Begins transactions as `id`: whoever did before can commit nothing any more, and what it had open is decided.
+async fn begin(inner: &Inner, notes: &Notes, id: Uuid, until: Instant) -> Result<[Arc<Sender>; 2], Outcome> {
+    let batch = inner.topics.batch().min(1_000_000);
+    let half = async |half| -> KafkaResult<Arc<Sender>> {
+        let sender = Sender::transactional(&inner.config, batch, &notes.transactional_id(id, half))?;
+        let sender = Arc::new(sender);
+        sender.step(move |producer| producer.init_transactions(rest(until)), until).await?;
+        Ok(sender)
+    };
+    let halves = futures::try_join!(half(0), half(1));
+    halves.map(|(first, second)| [first, second]).map_err(|failed| unavailable(&failed))
 }
 
-impl Reader {
-    /// The partition of the line, the same for as long as the topic is there.
-    fn partition(&self, client: &Client<impl ClientContext>) -> KafkaResult<i32> {
-        let metadata = client.fetch_metadata(Some(&self.topic), rest(self.until))?;
-        let count = match metadata.topics().first() {
-            Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => {
-                topic.partitions().len()
-            }
-            _ => return Err(KafkaError::MetadataFetch(Code::LeaderNotAvailable)),
-        };
-        // Partitions that somebody adds change nothing.
-        let count = i32::try_from(count).unwrap_or(NOTE_PARTITIONS).min(NOTE_PARTITIONS);
-        Ok(i32::from(self.lane) % count)
-    }
-
-    /// The last that was committed. Everything of this line is decided by now; of others, transactions may be open, and what
-    /// is behind them can be read only when they have ended.
-    fn read(&self, partition: i32) -> KafkaResult<Option<Vec<u8>>> {
-        let end =
-            self.consumer("read_uncommitted")?.fetch_watermarks(&self.topic, partition, rest(self.until))?.1;
-        let consumer = self.consumer("read_committed")?;
-        let begin = loop {
-            let (low, stable) = consumer.fetch_watermarks(&self.topic, partition, rest(self.until))?;
-            if stable >= end {
-                break low;
-            }
-            if Instant::now() >= self.until {
-                return Err(KafkaError::ConsumerCommit(Code::OperationTimedOut));
-            }
-            std::thread::sleep(PAUSE);
-        };
-        let near = (end - LAST).max(begin);
-        match self.last(&consumer, partition, near, end)? {
-            None if near > begin => self.last(&consumer, partition, begin, end),
-            found => Ok(found),
-        }
-    }
-
-    fn consumer(&self, isolation: &str) -> KafkaResult<Aside<BaseConsumer>> {
-        let mut client = self.client.clone();
-        client.set("group.id", "postrider-notes").set("enable.auto.commit", "false");
-        client.set("isolation.level", isolation).set("enable.partition.eof", "true");
-        client.set("auto.offset.reset", "error");
-        Ok(Aside::new(client.create()?))
-    }
-
-    /// The last note of the line between two offsets.
-    fn last(
-        &self,
-        consumer: &BaseConsumer,
-        partition: i32,
-        from: i64,
-        end: i64,
-    ) -> KafkaResult<Option<Vec<u8>>> {
-        let mut last = None;
-        if from >= end {
-            return Ok(last);
-        }
-        let mut assignment = TopicPartitionList::new();
-        assignment.add_partition_offset(&self.topic, partition, Offset::Offset(from))?;
-        consumer.assign(&assignment)?;
-        loop {
-            match consumer.poll(rest(self.until)) {
-                Some(Ok(record)) if record.offset() >= end => return Ok(last),
-                Some(Ok(record)) => {
-                    if record.key() == Some(self.key.as_bytes()) {
-                        last = record.payload().map(<[u8]>::to_vec);
-                    }
-                }
-                Some(Err(KafkaError::PartitionEOF(_))) => {
-                    // A new leader may be behind for a moment.
-                    let (_, stable) = consumer.fetch_watermarks(&self.topic, partition, rest(self.until))?;
-                    if stable >= end {
-                        return Ok(last);
-                    }
-                }
-                Some(Err(failed)) => return Err(failed),
-                None => return Err(KafkaError::MessageConsumption(Code::OperationTimedOut)),
-            }
-        }
-    }
-}
-
-/// Whether servers do not agree yet on who has a partition.
-fn unsettled(failed: &KafkaError) -> bool {
-    matches!(
-        error::code(failed),
-        Code::NotLeaderForPartition
-            | Code::LeaderNotAvailable
-            | Code::UnknownTopicOrPartition
-            | Code::UnknownPartition
-    )
-}
-
-/// A line in our hands.
+/// One that sends.
 struct Together {
     inner: Arc<Inner>,
-    sender: Arc<Sender>,
-    notes: String,
-    key: String,
-    partition: i32,
-    good: bool,
+    halves: [Arc<Sender>; 2],
+    /// Transactions that were begun.
+    turn: AtomicUsize,
+    notes: Notes,
+    id: Uuid,
+    good: AtomicBool,
+    book: Mutex<Book>,
+}
+
+/// What a sender has to do with others.
+#[derive(Default)]
+struct Book {
+    /// Its claims that have not ended.
+    claims: Vec<Claim>,
+    /// How many it made.
+    made: u32,
+    /// Those that it took lanes from.
+    met: HashSet<Uuid>,
 }
 
 #[async_trait]
 impl SendTogether for Together {
-    async fn publish(&mut self, batch: Vec<Outgoing>, note: WriteNote<'_>) -> Vec<Outcome> {
+    async fn take(&self, lanes: &[u16]) -> Result<Vec<Vec<u8>>, Outcome> {
+        let until = Instant::now() + self.inner.config.timeout;
+        let claims = self.book().claim(lanes);
+        let written: Vec<_> = claims.iter().map(|claim| self.notes.claim(*claim, self.id)).collect();
+        self.notes.keep(&self.inner, &written, until).await?;
+        fail::fail_point!("kafka::claimed");
+        let others = self.notes.others(self.id, &claims, until).await?;
+        let mut fenced = self.inner.fenced.lock().await;
+        let strangers: Vec<Uuid> =
+            others.keys().filter(|other| !fenced.contains_key(other)).copied().collect();
+        for other in &strangers {
+            begin(&self.inner, &self.notes, *other, until).await?;
+        }
+        if !strangers.is_empty() {
+            // They may have claimed and sent more before they were fenced.
+            for (id, other) in self.notes.others(self.id, &claims, until).await? {
+                if strangers.contains(&id) {
+                    let notes = self.notes.last(id, &other, until).await?;
+                    fenced.insert(id, Predecessor { other, notes });
+                }
+            }
+        }
+        self.book().met.extend(others.keys());
+        let known = others.keys().filter_map(|other| fenced.get(other));
+        Ok(known.flat_map(|other| other.notes.clone()).collect())
+    }
+
+    fn resolve(&self, lanes: &[u16]) {
+        let (inner, notes, lanes) = (Arc::clone(&self.inner), self.notes.clone(), lanes.to_vec());
+        let met = self.book().met.clone();
+        if met.is_empty() {
+            return;
+        }
+        // Where this fails, the next who takes the lanes finds that everything is settled.
+        tokio::spawn(async move {
+            let mut fenced = inner.fenced.lock().await;
+            let mut entries = Vec::new();
+            for id in met {
+                let Some(Predecessor { other, .. }) = fenced.get_mut(&id) else { continue };
+                let settled = other.claims.extract_if(.., |(lane, _)| lanes.contains(lane));
+                entries.extend(settled.map(|claim| notes.no_claim(claim, id)));
+                if other.claims.is_empty() {
+                    entries.extend(notes.no_notes(id, other));
+                    fenced.remove(&id);
+                }
+            }
+            drop(fenced);
+            if !entries.is_empty() {
+                let until = Instant::now() + inner.config.timeout;
+                drop(notes.keep(&inner, &entries, until).await);
+            }
+        });
+    }
+
+    async fn give_back(&self, lanes: &[u16]) {
+        let until = Instant::now() + self.inner.config.timeout;
+        let ended: Vec<Claim> = self.book().claims.extract_if(.., |(lane, _)| lanes.contains(lane)).collect();
+        let ends: Vec<_> = ended.into_iter().map(|claim| self.notes.no_claim(claim, self.id)).collect();
+        drop(self.notes.keep(&self.inner, &ends, until).await);
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>, note: WriteNote<'_>) -> Vec<Outcome> {
         let until = Instant::now() + self.inner.config.timeout;
         let inner = Arc::clone(&self.inner);
         let (mut book, ready) = inner.prepare(&batch, until).await;
         if ready.is_empty() {
             return book.close();
         }
-        if inner.topics.batch() < self.sender.batch {
+        let half = self.turn.fetch_add(1, Ordering::SeqCst) % self.halves.len();
+        let sender = &self.halves[half];
+        if inner.topics.batch() < sender.batch {
             // A topic takes only smaller batches than this producer makes: another is made.
-            self.good = false;
+            self.good.store(false, Ordering::SeqCst);
             for (place, _) in ready {
                 book.settle(place, Outcome::Held);
             }
@@ -213,35 +173,46 @@ impl SendTogether for Together {
         let places: Vec<usize> = ready.iter().map(|(place, _)| *place).collect();
         let note = note(&places);
         // Until it is known how this ends, nothing else may begin.
-        self.good = false;
-        if let Err(failed) = self.sender.step(|producer| producer.begin_transaction(), until).await {
+        self.good.store(false, Ordering::SeqCst);
+        if let Err(failed) = sender.step(|producer| producer.begin_transaction(), until).await {
             let error = format!("no transaction can be begun: {}", error::text(&failed));
+            let outcome = if sender.is_fenced() { Outcome::Held } else { Outcome::Unreachable { error } };
             for place in places {
-                book.settle(place, Outcome::Unreachable { error: error.clone() });
+                book.settle(place, outcome.clone());
             }
             return book.close();
         }
         fail::fail_point!("kafka::begun");
         // The note is the last of the call.
         let call = Call::new(ready.len() + 1);
-        inner.hand_over(&self.sender, &call, &batch, &ready, until).await;
-        let record = Record::with_opaque_to(&self.notes, call.ticket(ready.len()))
-            .partition(self.partition)
-            .key(self.key.as_bytes())
+        inner.hand_over(sender, &call, &batch, &ready, until).await;
+        let key = self.notes.key(self.id, half);
+        let record = Record::with_opaque_to(&self.notes.topic, call.ticket(ready.len()))
+            .partition(self.notes.partition(self.id))
+            .key(key.as_bytes())
             .payload(&note);
-        if let Err(code) = self.sender.hand_over(record, until).await {
+        if let Err(code) = sender.hand_over(record, until).await {
             call.settle(ready.len(), Err(code));
         }
         fail::fail_point!("kafka::sent");
-        let whole = self.sender.finish(&call, until).await;
+        let whole = sender.finish(&call, until).await;
         let reports = call.reported();
         let ended = match whole && reports.iter().all(Result::is_ok) {
-            true => self.commit(until).await,
-            false => Ok(self.abort(until, self.sender.said()).await),
+            true => self.commit(sender, until).await,
+            false => Ok(self.abort(sender, until, sender.said()).await),
         };
-        let noted = reports[ready.len()].map_err(|code| failed(code, &self.notes));
+        let ended = match ended {
+            Ok(End::Committed) => Ok(End::Committed),
+            // Who took the lanes knows by now how it ended.
+            _ if sender.is_fenced() => Ok(End::Fenced),
+            ended => ended,
+        };
+        if sender.is_fenced() {
+            self.good.store(false, Ordering::SeqCst);
+        }
+        let noted = reports[ready.len()].map_err(|code| failed(code, &self.notes.topic));
         if noted.is_err() {
-            inner.topics.forget(&self.notes);
+            inner.topics.forget(&self.notes.topic);
         }
         for ((place, _), report) in ready.iter().zip(&reports) {
             let topic = inner.topic(&batch[*place].message.topic);
@@ -254,7 +225,7 @@ impl SendTogether for Together {
     }
 
     fn is_good(&self) -> bool {
-        self.good
+        self.good.load(Ordering::SeqCst)
     }
 }
 
@@ -262,14 +233,13 @@ impl SendTogether for Together {
 enum End {
     Committed,
     Aborted(String),
+    /// Another took lanes of this sender.
+    Fenced,
 }
 
 /// What failed was not stored, or will not be seen.
 fn failed(code: Code, topic: &str) -> Outcome {
-    match error::outcome(code, format!("topic `{topic}`: {code}")) {
-        Outcome::Unconfirmed { error } => Outcome::Unreachable { error },
-        outcome => outcome,
-    }
+    error::outcome(code, format!("topic `{topic}`: {code}")).before_sending()
 }
 
 /// What a message of a transaction is told, whose note was stored or not.
@@ -281,6 +251,7 @@ fn outcome(
 ) -> Outcome {
     match (ended, report, noted) {
         (Ok(End::Committed), ..) => Outcome::Confirmed,
+        (Ok(End::Fenced), ..) => Outcome::Held,
         (Ok(End::Aborted(_)), Err(code), _) if !error::of_the_producer(code) => failed(code, topic),
         (Ok(End::Aborted(said)), Err(_), _) => {
             Outcome::Unreachable { error: format!("Kafka did not take the transaction{said}") }
@@ -292,30 +263,43 @@ fn outcome(
     }
 }
 
+impl Book {
+    fn claim(&mut self, lanes: &[u16]) -> Vec<Claim> {
+        let first = self.made;
+        self.made += lanes.len() as u32;
+        let claims: Vec<Claim> = lanes.iter().copied().zip(first..).collect();
+        self.claims.extend(&claims);
+        claims
+    }
+}
+
 impl Together {
-    async fn commit(&mut self, until: Instant) -> Result<End, String> {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("nobody panics while holding it")
+    }
+
+    async fn commit(&self, sender: &Arc<Sender>, until: Instant) -> Result<End, String> {
         fail::fail_point!("kafka::committing");
-        let committed =
-            self.sender.step(move |producer| producer.commit_transaction(rest(until)), until).await;
+        let committed = sender.step(move |producer| producer.commit_transaction(rest(until)), until).await;
         match committed {
             Ok(()) => {
                 fail::fail_point!("kafka::committed");
-                self.good = true;
+                self.good.store(true, Ordering::SeqCst);
                 Ok(End::Committed)
             }
             Err(KafkaError::Transaction(error)) if error.txn_requires_abort() => {
-                Ok(self.abort(until, format!(": {error}")).await)
+                Ok(self.abort(sender, until, format!(": {error}")).await)
             }
             Err(failed) => Err(format!("whether Kafka committed is not known: {}", error::text(&failed))),
         }
     }
 
     /// What was never committed is not in the log, whether Kafka hears of the end or not.
-    async fn abort(&mut self, until: Instant, why: String) -> End {
+    async fn abort(&self, sender: &Arc<Sender>, until: Instant, why: String) -> End {
         // What is left of the call may be nothing.
         let until = until.max(Instant::now() + self.inner.config.timeout / 4);
-        let aborted = self.sender.step(move |producer| producer.abort_transaction(rest(until)), until).await;
-        self.good = aborted.is_ok();
+        let aborted = sender.step(move |producer| producer.abort_transaction(rest(until)), until).await;
+        self.good.store(aborted.is_ok(), Ordering::SeqCst);
         End::Aborted(why)
     }
 }

@@ -268,7 +268,7 @@ impl Member {
 /// The message's number in the stream, the number of its delivery and when it was stored, from the subject that it is
 /// acknowledged by: `$JS.ACK.stream.consumer.times.seq.delivery.nanoseconds.pending`, in newer servers with the domain and
 /// the account before the stream.
-fn numbers(reply: &str) -> Option<[i64; 3]> {
+pub(super) fn numbers(reply: &str) -> Option<[i64; 3]> {
     let words: Vec<&str> = reply.strip_prefix("$JS.ACK.")?.split('.').collect();
     let first = if words.len() < 9 { 3 } else { 5 };
     let number = |place: usize| words.get(first + place)?.parse().ok();

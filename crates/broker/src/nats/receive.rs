@@ -224,7 +224,7 @@ fn extremes(positions: &[Position], which: fn(i64, i64) -> i64) -> BTreeMap<u64,
     extremes
 }
 
-fn delivery(topic: &str, stream: &str, item: &Item) -> Delivery {
+pub(super) fn delivery(topic: &str, stream: &str, item: &Item) -> Delivery {
     let seq = item.position.offset;
     let arrived = Arrived {
         topic,

@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use bytes::Bytes;
-use chrono::DateTime;
+use chrono::{DateTime, Utc};
 use redis::Value;
 
 use crate::envelope::{self, Arrived, CONTENT_TYPE, Wire};
@@ -32,6 +32,21 @@ impl EntryId {
             Some(seq) => Self { seq, ..self },
             None => Self { ms: self.ms.saturating_add(1), seq: 0 },
         }
+    }
+
+    /// The first that may be of this moment.
+    pub(super) fn at(time: DateTime<Utc>) -> Self {
+        Self { ms: u64::try_from(time.timestamp_millis()).unwrap_or(0), seq: 0 }
+    }
+
+    /// When it was stored.
+    pub(super) fn time(self) -> Option<DateTime<Utc>> {
+        i64::try_from(self.ms).ok().and_then(DateTime::from_timestamp_millis)
+    }
+
+    /// The first moment that is later.
+    pub(super) fn next_time(self) -> Option<DateTime<Utc>> {
+        Self { ms: self.ms.checked_add(1)?, seq: 0 }.time()
     }
 }
 
@@ -117,7 +132,7 @@ impl Entry {
             key: None,
             fields,
             place: format!("{stream}/{id}"),
-            stored_at: i64::try_from(id.ms).ok().and_then(DateTime::from_timestamp_millis),
+            stored_at: id.time(),
         };
         envelope::read(arrived, EVENT, position)
     }

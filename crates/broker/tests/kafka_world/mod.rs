@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use broker::kafka::{Broker, Config};
-use broker::{Delivery, Outcome, Subscriber};
+use broker::{Browse, Delivery, Outcome, Span, Subscriber};
+use chrono::{DateTime, TimeDelta, Utc};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -87,6 +88,23 @@ impl World {
             records.push((key, record.partition()));
         }
         records
+    }
+
+    /// The payloads of all that is committed, sorted; they are numbers.
+    #[allow(dead_code, reason = "not every test file sends numbers")]
+    pub(crate) async fn numbers(&self, broker: &Broker, topic: &str, count: usize) -> Vec<i64> {
+        let came = self.receive(broker, topic, count).await;
+        let number = |delivery: &Delivery| {
+            String::from_utf8_lossy(&delivery.message.payload).parse().expect("a number")
+        };
+        let mut numbers: Vec<i64> = came.iter().map(number).collect();
+        numbers.sort_unstable();
+        // A group does not say when there is nothing more.
+        let mut seen = 0;
+        let all = Span { since: DateTime::UNIX_EPOCH, until: Utc::now() + TimeDelta::minutes(1) };
+        broker.browse(topic, all, &mut |_| seen += 1).await.expect("it can be read");
+        assert_eq!(seen, count, "more than that is in the log");
+        numbers
     }
 
     /// What a new group receives first.

@@ -6,12 +6,10 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use stateright::Model;
-
-use super::world::{Protocol, World};
+use super::Faulty;
 
 /// Looks for a circle of faultless steps among all states. Answers the number of states, or the circle's state.
-pub(super) fn search(protocol: &Protocol) -> Result<usize, Box<World>> {
+pub(super) fn search<P: Faulty>(protocol: &P) -> Result<usize, Box<P::State>> {
     let mut search =
         Search { protocol, hasher: RandomState::new(), finished: HashMap::new(), roots: Vec::new() };
     search.roots.extend(protocol.init_states());
@@ -21,17 +19,17 @@ pub(super) fn search(protocol: &Protocol) -> Result<usize, Box<World>> {
     Ok(search.finished.len())
 }
 
-struct Search<'a> {
-    protocol: &'a Protocol,
+struct Search<'a, P: Faulty> {
+    protocol: &'a P,
     hasher: RandomState,
     /// The states seen, by hash; `false` while the walk is still on a way that leads through them.
     finished: HashMap<u64, bool>,
     /// States that a fault leads to.
-    roots: Vec<World>,
+    roots: Vec<P::State>,
 }
 
-impl Search<'_> {
-    fn walk(&mut self, world: World) -> Result<(), Box<World>> {
+impl<P: Faulty> Search<'_, P> {
+    fn walk(&mut self, world: P::State) -> Result<(), Box<P::State>> {
         let hash = self.hasher.hash_one(&world);
         match self.finished.insert(hash, false) {
             Some(true) => {

@@ -6,6 +6,7 @@
 use message::{State, Status};
 use stateright::{Model, Property};
 
+use super::Faulty;
 use super::bounds::MOST;
 use super::relay::Outcome;
 use super::store::{Batch, Row, Seq, Store};

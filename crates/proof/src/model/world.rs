@@ -3,6 +3,7 @@
 use message::{Event, State};
 use stateright::{Model, Property};
 
+use super::Faulty;
 use super::bounds::{Bounds, Faults, MOST};
 use super::bug::Bug;
 use super::relay::{Lease, Outcome, Place, Relay};
@@ -162,25 +163,6 @@ impl Protocol {
         Self { bounds, rules }
     }
 
-    /// What may happen that is no fault.
-    pub(super) fn helpful(&self, world: &World) -> Vec<Action> {
-        let mut actions = Vec::new();
-        if world.store.rows.len() < self.bounds.keys.len() {
-            actions.push(Action::Append);
-        }
-        for lane in 0..self.bounds.lanes {
-            if world.unattended(lane) {
-                actions.push(Action::Expire { lane });
-            }
-            for relay in 0..self.bounds.relays {
-                self.work(world, relay, lane, &mut actions);
-            }
-        }
-        let waiting = world.store.messages().filter(|(_, row)| row.waits && !row.ready);
-        actions.extend(waiting.map(|(seq, _)| Action::Due { seq }));
-        actions
-    }
-
     fn work(&self, world: &World, relay: u8, lane: u8, actions: &mut Vec<Action>) {
         let memory = &world.relays[usize::from(relay)];
         let lease = memory.epoch(lane);
@@ -207,31 +189,6 @@ impl Protocol {
         (0..self.bounds.channels).map(move |channel| (lane, channel))
     }
 
-    /// What may happen that is a fault, or somebody's wish.
-    pub(super) fn harmful(&self, world: &World, actions: &mut Vec<Action>) {
-        let left = world.left;
-        for relay in 0..self.bounds.relays {
-            if left.crashes > 0 {
-                actions.push(Action::Crash { relay });
-            }
-            for lane in 0..self.bounds.lanes {
-                self.mishaps(world, relay, lane, actions);
-            }
-        }
-        if left.pauses > 0 {
-            actions.extend(
-                (0..self.bounds.lanes)
-                    .filter(|lane| !world.unattended(*lane))
-                    .map(|lane| Action::Expire { lane }),
-            );
-        }
-        if left.mends > 0 {
-            for (seq, _) in world.store.messages() {
-                actions.extend([Action::Requeue { seq }, Action::Discard { seq }, Action::Delete { seq }]);
-            }
-        }
-    }
-
     fn mishaps(&self, world: &World, relay: u8, lane: u8, actions: &mut Vec<Action>) {
         let left = world.left;
         let memory = &world.relays[usize::from(relay)];
@@ -254,6 +211,50 @@ impl Protocol {
             }
             if left.releases > 0 && lease.is_some() && done && hand.is_some() {
                 actions.push(Action::Turn { relay, place, claims: false, answered: true });
+            }
+        }
+    }
+}
+
+impl Faulty for Protocol {
+    fn helpful(&self, world: &World) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if world.store.rows.len() < self.bounds.keys.len() {
+            actions.push(Action::Append);
+        }
+        for lane in 0..self.bounds.lanes {
+            if world.unattended(lane) {
+                actions.push(Action::Expire { lane });
+            }
+            for relay in 0..self.bounds.relays {
+                self.work(world, relay, lane, &mut actions);
+            }
+        }
+        let waiting = world.store.messages().filter(|(_, row)| row.waits && !row.ready);
+        actions.extend(waiting.map(|(seq, _)| Action::Due { seq }));
+        actions
+    }
+
+    fn harmful(&self, world: &World, actions: &mut Vec<Action>) {
+        let left = world.left;
+        for relay in 0..self.bounds.relays {
+            if left.crashes > 0 {
+                actions.push(Action::Crash { relay });
+            }
+            for lane in 0..self.bounds.lanes {
+                self.mishaps(world, relay, lane, actions);
+            }
+        }
+        if left.pauses > 0 {
+            actions.extend(
+                (0..self.bounds.lanes)
+                    .filter(|lane| !world.unattended(*lane))
+                    .map(|lane| Action::Expire { lane }),
+            );
+        }
+        if left.mends > 0 {
+            for (seq, _) in world.store.messages() {
+                actions.extend([Action::Requeue { seq }, Action::Discard { seq }, Action::Delete { seq }]);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! A route that promises exactly once into Kafka: its relay dies at every point of the transaction, and is stopped for
-//! longer than its leases last. The log, read as committed, has each message once.
+//! A route that promises exactly once into Kafka or the embedded broker: its relay dies at every point of the transaction,
+//! and is stopped for longer than its leases last. The log, read as committed, has each message once.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,9 +17,18 @@ use crate::ground::{Ground, broker_path};
 use crate::nemesis::{Nemesis, Worker};
 use crate::shop::TOPIC;
 
-/// Where a relay may die, in the order of a transaction.
-pub const TRANSACTION_POINTS: [&str; 5] =
-    ["kafka::begun", "kafka::sent", "kafka::committing", "kafka::committed", "relay::settled"];
+/// Where a relay may die that sends to the embedded broker.
+const EMBEDDED_POINTS: [&str; 3] = ["broker::publishing", "broker::published", "relay::settled"];
+
+/// Where one may that sends to Kafka: with lanes that it claimed and did not take over, and then in the order of a transaction.
+const KAFKA_POINTS: [&str; 6] = [
+    "kafka::claimed",
+    "kafka::begun",
+    "kafka::sent",
+    "kafka::committing",
+    "kafka::committed",
+    "relay::settled",
+];
 
 /// Orders for each crash.
 const ORDERS: u64 = 300;
@@ -42,6 +51,9 @@ pub struct Exact {
     /// Customers to spread orders over.
     #[arg(long, default_value_t = 200)]
     pub keys: u64,
+    /// Where the messages go: kafka or embedded.
+    #[arg(long, default_value = "kafka", value_parser = ["kafka", "embedded"])]
+    pub broker: String,
 }
 
 impl Scenario for Exact {
@@ -51,12 +63,17 @@ impl Scenario for Exact {
 
     async fn happen(&self, program: &Path, ground: &Ground) -> Result<String> {
         let nemesis = Nemesis { program, ground, keys: self.keys, lease: SHORT_LEASE };
-        let server = blocking(|| Own::start("kafka")).await?;
-        ground.use_broker(format!("{}?prefix=proof", server.url()));
+        let (server, points) = match self.broker.as_str() {
+            "embedded" => (None, &EMBEDDED_POINTS[..]),
+            _ => (Some(blocking(|| Own::start("kafka")).await?), &KAFKA_POINTS[..]),
+        };
+        if let Some(server) = &server {
+            ground.use_broker(format!("{}?prefix=proof", server.url()));
+        }
         let mut consumer = [nemesis.worker(CONSUMER)?];
         let mut messages = 0;
         for time in 1..=self.crashes {
-            for point in TRANSACTION_POINTS {
+            for point in points {
                 messages += ORDERS;
                 crash(&nemesis, point, messages).await.with_context(|| format!("{point}, time {time}"))?;
                 recover(&nemesis, messages).await.with_context(|| format!("after {point}, time {time}"))?;
@@ -75,10 +92,10 @@ impl Scenario for Exact {
             stopped.signal(Signal::CONT)?;
         }
         let report = nemesis.finish(vec![writer], others).await?;
-        let url = ground.broker().context("it was told")?.to_owned();
-        let log = log(&url, ground.folder(), report.committed).await?;
+        let url = ground.broker().unwrap_or("embedded://");
+        let log = log(url, ground.folder(), report.committed).await?;
         let once: HashSet<&MessageId> = log.iter().collect();
-        let (crashes, stops) = (self.crashes * TRANSACTION_POINTS.len() as u32, self.stops);
+        let (crashes, stops) = (self.crashes * points.len() as u32, self.stops);
         let figures = format!(
             "{crashes} crashes, {stops} stops: committed {}, in the log {}, of them twice {}, not in the log {}; {report}",
             report.committed,
@@ -101,8 +118,8 @@ fn relay(nemesis: &Nemesis<'_>, more: &[&str]) -> Result<Worker> {
 
 /// Lets a relay die at `point`, not always with its first transaction, while it writes until there are `messages`.
 async fn crash(nemesis: &Nemesis<'_>, point: &str, messages: u64) -> Result<()> {
-    // A turn settles the transactions of all lanes, and may be the only one.
-    let most = if point == "relay::settled" { 1 } else { 5 };
+    // Lanes are claimed once, and a turn may be the only one that settles.
+    let most = if matches!(point, "kafka::claimed" | "relay::settled") { 1 } else { 3 };
     let times = rand::rng().random_range(1..=most);
     let (crash, messages) = (format!("{point}={times}"), messages.to_string());
     let mut worker = selling(nemesis, &["--messages", &messages, "--crash", &crash])?;

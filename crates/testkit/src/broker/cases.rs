@@ -2,6 +2,7 @@
 
 pub mod publish;
 pub mod receive;
+pub mod transact;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use broker::{
-    Delivery, Guarantees, Outcome, Outgoing, Position, Publisher, ReceiveError, Subscriber, Subscription,
+    Delivery, Guarantees, Line, Outcome, Outgoing, Position, Publisher, ReceiveError, SendTogether,
+    Subscriber, Subscription, Transactions, WriteNote,
 };
 use message::MessageId;
 use uuid::Uuid;
@@ -59,6 +60,12 @@ pub enum Sabotage {
     LetsOthersHaveIt,
     /// What was not acknowledged when the broker went is gone.
     LosesOnRestart,
+    /// Who takes a lane takes it from nobody.
+    LeavesTheFormerOwner,
+    /// Of all who had a lane, one is remembered.
+    AnswersOneNote,
+    /// A batch is stored without its note.
+    SendsWithoutTheNote,
 }
 
 /// What saboteurs on several clients of one broker know together.
@@ -129,6 +136,12 @@ impl Publisher for Saboteur {
         self.broker.guarantees()
     }
 
+    fn transactions(&self) -> Option<Arc<dyn Transactions>> {
+        let transactions = self.broker.transactions()?;
+        let (broker, sabotage) = (Arc::clone(&self.broker), self.sabotage);
+        Some(Arc::new(Together { transactions, broker, sabotage, memory: Arc::clone(&self.memory) }))
+    }
+
     async fn publish(&self, mut batch: Vec<Outgoing>) -> Vec<Outcome> {
         if self.breaks(Sabotage::ConfirmsInWords) {
             return vec![Outcome::Confirmed; batch.len()];
@@ -197,6 +210,66 @@ impl Subscriber for Saboteur {
             // Another group is no way to get what others got, where all groups share one queue or a new one starts empty.
             copies: !self.broker.guarantees().groups || self.sabotage == Sabotage::LetsOthersHaveIt,
         }))
+    }
+}
+
+/// Transactions that break a rule.
+struct Together {
+    transactions: Arc<dyn Transactions>,
+    broker: Arc<dyn Broker>,
+    sabotage: Sabotage,
+    memory: Arc<Memory>,
+}
+
+#[async_trait]
+impl Transactions for Together {
+    async fn sender(&self, line: &Line) -> Result<Arc<dyn SendTogether>, Outcome> {
+        let sender = self.transactions.sender(line).await?;
+        let (broker, sabotage) = (Arc::clone(&self.broker), self.sabotage);
+        Ok(Arc::new(Sender { sender, broker, sabotage, memory: Arc::clone(&self.memory) }))
+    }
+}
+
+struct Sender {
+    sender: Arc<dyn SendTogether>,
+    broker: Arc<dyn Broker>,
+    sabotage: Sabotage,
+    memory: Arc<Memory>,
+}
+
+#[async_trait]
+impl SendTogether for Sender {
+    async fn take(&self, lanes: &[u16]) -> Result<Vec<Vec<u8>>, Outcome> {
+        if self.memory.breaks(self.sabotage, Sabotage::LeavesTheFormerOwner) {
+            return Ok(Vec::new());
+        }
+        let mut notes = self.sender.take(lanes).await?;
+        if notes.len() > 1 && self.memory.breaks(self.sabotage, Sabotage::AnswersOneNote) {
+            notes.truncate(1);
+        }
+        Ok(notes)
+    }
+
+    fn resolve(&self, lanes: &[u16]) {
+        self.sender.resolve(lanes);
+    }
+
+    async fn give_back(&self, lanes: &[u16]) {
+        self.sender.give_back(lanes).await;
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>, note: WriteNote<'_>) -> Vec<Outcome> {
+        if self.memory.breaks(self.sabotage, Sabotage::SendsWithoutTheNote) {
+            let outcomes = self.broker.publish(batch).await;
+            let stored = |place: &usize| outcomes[*place] == Outcome::Confirmed;
+            drop(note(&(0..outcomes.len()).filter(stored).collect::<Vec<_>>()));
+            return outcomes;
+        }
+        self.sender.publish(batch, note).await
+    }
+
+    fn is_good(&self) -> bool {
+        self.sender.is_good()
     }
 }
 
