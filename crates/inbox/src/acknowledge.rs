@@ -6,7 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use message::{CAPABILITY, MessageId, prove};
+use broker::{Outcome, Outgoing, Publisher};
+use message::{CAPABILITY, Message, MessageId, prove};
 use store::{Acknowledged, Amend, Arrival};
 use tracing::{debug, warn};
 
@@ -28,6 +29,13 @@ pub enum Acknowledge {
         /// Its base URL.
         producer: String,
     },
+    /// A producer elsewhere, that listens to a topic.
+    Topic {
+        /// Where the topic is.
+        publisher: Arc<dyn Publisher>,
+        /// Its name.
+        topic: String,
+    },
     /// Nobody.
     Nobody,
 }
@@ -40,6 +48,7 @@ impl fmt::Debug for Acknowledge {
             // Without its URL, which may hold a secret.
             #[cfg(feature = "http")]
             Self::Http { .. } => "Http",
+            Self::Topic { .. } => "Topic",
             Self::Nobody => "Nobody",
         })
     }
@@ -61,7 +70,6 @@ impl Acknowledge {
 /// A message that came in, and the proof of it for its producer, if that asks for one.
 pub(crate) struct Received {
     id: MessageId,
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "a store needs no proof"))]
     proof: Option<String>,
 }
 
@@ -71,6 +79,15 @@ impl Received {
         let message = &arrival.message;
         let proof = message.headers.get(CAPABILITY).and_then(|capability| prove(capability, group));
         Self { id: message.id, proof }
+    }
+
+    /// What `group` tells the producer, however it does.
+    fn told(&self, group: &str) -> serde_json::Value {
+        let mut told = serde_json::json!({ "messageId": self.id, "consumerGroup": group });
+        if let Some(proof) = &self.proof {
+            told["proof"] = proof.as_str().into();
+        }
+        told
     }
 }
 
@@ -87,6 +104,10 @@ pub(crate) enum Ear {
     Store(Arc<dyn Amend>),
     #[cfg(feature = "http")]
     Producer(Producer),
+    Topic {
+        publisher: Arc<dyn Publisher>,
+        topic: String,
+    },
 }
 
 impl Ear {
@@ -96,6 +117,9 @@ impl Ear {
             Acknowledge::Store(store) => Self::Store(Arc::clone(store)),
             #[cfg(feature = "http")]
             Acknowledge::Http { producer } => Self::Producer(Producer::new(producer)),
+            Acknowledge::Topic { publisher, topic } => {
+                Self::Topic { publisher: Arc::clone(publisher), topic: topic.clone() }
+            }
         }
     }
 
@@ -111,8 +135,42 @@ impl Ear {
             Self::Store(store) => tell_store(store.as_ref(), group, messages).await,
             #[cfg(feature = "http")]
             Self::Producer(producer) => producer.tell(group, messages).await,
+            Self::Topic { publisher, topic } => tell_topic(&**publisher, topic, group, messages).await,
         }
     }
+}
+
+/// Each is a message of its own, with the key of the one that it is about.
+async fn tell_topic(
+    publisher: &dyn Publisher,
+    topic: &str,
+    group: &str,
+    mut messages: Vec<Received>,
+) -> Result<(), Untold> {
+    let most = publisher.guarantees().max_batch.max(1);
+    let mut untold = Untold { messages: Vec::new(), error: String::new() };
+    while !messages.is_empty() {
+        let later = messages.split_off(messages.len().min(most));
+        let said = |message: &Received| {
+            let told = message.told(group).to_string();
+            Outgoing::new(Message::new(topic, told).key(message.id.to_string()), 0)
+        };
+        let outcomes = publisher.publish(messages.iter().map(said).collect()).await;
+        for (message, outcome) in messages.into_iter().zip(outcomes) {
+            match outcome {
+                Outcome::Confirmed => {
+                    debug!(message_id = %message.id, group, topic, "acknowledged to the producer");
+                }
+                outcome => {
+                    let why = outcome.error().unwrap_or_default();
+                    untold.error = format!("the topic `{topic}` cannot be told: {why}");
+                    untold.messages.push(message);
+                }
+            }
+        }
+        messages = later;
+    }
+    if untold.messages.is_empty() { Ok(()) } else { Err(untold) }
 }
 
 async fn tell_store(store: &dyn Amend, group: &str, messages: Vec<Received>) -> Result<(), Untold> {
@@ -193,13 +251,9 @@ mod http {
     }
 
     async fn say(client: &Client, url: &Url, group: &str, message: &Received) -> Result<(), String> {
-        let Received { id, proof } = message;
-        let mut body = serde_json::json!({ "messageId": id, "consumerGroup": group });
-        if let Some(proof) = proof {
-            body["proof"] = proof.as_str().into();
-        }
+        let id = message.id;
         let shown = shown(url);
-        let sent = client.post(url.clone()).json(&body).send().await;
+        let sent = client.post(url.clone()).json(&message.told(group)).send().await;
         let answer = sent.map_err(|error| format!("{shown} cannot be told: {}", cause(&error)))?;
         let status = answer.status();
         match status {

@@ -24,13 +24,13 @@ use crate::status::{Board, Monitor, Need, Status};
 use crate::worker::{Stop, Take, Worker};
 
 /// The wait after a broker refused: somebody has to act first.
-const MISCONFIGURED: Duration = Duration::from_secs(30);
+pub(crate) const MISCONFIGURED: Duration = Duration::from_secs(30);
 
 /// The longest wait for another worker that has the next message.
-const BUSY: Duration = Duration::from_secs(1);
+pub(crate) const BUSY: Duration = Duration::from_secs(1);
 
 /// How long a broker that may be gone has for a farewell.
-const CLOSING: Duration = Duration::from_secs(5);
+pub(crate) const CLOSING: Duration = Duration::from_secs(5);
 
 /// The wait before a task that panicked is started again.
 const PANICKED: Duration = Duration::from_secs(1);
@@ -63,12 +63,13 @@ impl Consumer {
         };
         let parked = (Arc::clone(&worker), stop_heard.clone());
         let ids = (Arc::clone(&worker), stop_heard.clone());
+        let group = worker.group.shared_name();
         let tasks = vec![
-            supervise("receiving", stop_heard.clone(), &worker, move || receiving.clone().run()),
-            supervise("parked", stop_heard.clone(), &worker, move || {
+            supervise("receiving", stop_heard.clone(), group.clone(), move || receiving.clone().run()),
+            supervise("parked", stop_heard.clone(), group.clone(), move || {
                 housekeeping::retry_parked(Arc::clone(&parked.0), parked.1.clone())
             }),
-            supervise("ids", stop_heard, &worker, move || {
+            supervise("ids", stop_heard, group, move || {
                 housekeeping::forget_ids(Arc::clone(&ids.0), ids.1.clone())
             }),
         ];
@@ -79,9 +80,9 @@ impl Consumer {
 /// A consumer at work. Dropping it stops it too, without waiting.
 #[derive(Debug)]
 pub struct Running {
-    stop: watch::Sender<bool>,
-    tasks: Vec<JoinHandle<()>>,
-    monitor: Monitor,
+    pub(crate) stop: watch::Sender<bool>,
+    pub(crate) tasks: Vec<JoinHandle<()>>,
+    pub(crate) monitor: Monitor,
 }
 
 impl Running {
@@ -109,12 +110,11 @@ impl Running {
 }
 
 /// Runs a task until it ends by itself; a panic is said aloud and the task starts again.
-fn supervise<F, T>(name: &'static str, mut stop: Stop, worker: &Arc<Worker>, start: F) -> JoinHandle<()>
+pub(crate) fn supervise<F, T>(name: &'static str, mut stop: Stop, group: Arc<str>, start: F) -> JoinHandle<()>
 where
     F: Fn() -> T + Send + Sync + 'static,
     T: Future<Output = ()> + Send + 'static,
 {
-    let group = worker.group.shared_name();
     tokio::spawn(async move {
         while AssertUnwindSafe(start()).catch_unwind().await.is_err() {
             error!(group = %group, task = name, "a task of the consumer panicked; it starts again");

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use fail::fail_point;
 use message::MessageId;
-use store::{Arrival, Error, Inbox, InboxRules, Receipt};
+use store::{Arrival, Error, Inbox, InboxRules, Latency, Receipt};
 use tracing::{debug, info, warn};
 
 use crate::acknowledge::{Acknowledge, Ear, Received, Untold};
 use crate::breaker::Backoff;
+use crate::cost::{Cost, Step};
 use crate::handler::Handler;
 use crate::reserved;
 use crate::suspect::Suspects;
@@ -44,6 +45,7 @@ pub struct Group {
     keep_ids: Duration,
     once: bool,
     suspects: Arc<Suspects>,
+    cost: Cost,
 }
 
 impl Group {
@@ -60,6 +62,7 @@ impl Group {
             keep_ids: KEEP_IDS,
             once: false,
             suspects: Arc::default(),
+            cost: Cost::default(),
         }
     }
 
@@ -117,6 +120,16 @@ impl Group {
         self.handler.kind()
     }
 
+    /// How long the store took to tell what is new from what is not, for a batch, since the group was made. `reserve` is
+    /// that question and `conclude` writes the marks of what is done; where the store does the work too there is only
+    /// `process`, which has the time of the work in it.
+    pub fn deduplication(&self) -> Vec<(&'static str, Latency)> {
+        match self.handler.in_store() {
+            Some(_) => self.cost.known(&[Step::Process]),
+            None => self.cost.known(&[Step::Reserve, Step::Conclude]),
+        }
+    }
+
     /// Does the work of each arrival that was not done before, and tells the producer. One receipt each, in order.
     ///
     /// # Errors
@@ -152,7 +165,8 @@ impl Group {
         let logged = matches!(self.handler, Handler::Log).then(|| arrivals.clone());
         let receipts = match self.handler.in_store() {
             Some(work) => {
-                let receipts = self.store.process(&self.name, arrivals, &work, &self.rules).await?;
+                let call = self.store.process(&self.name, arrivals, &work, &self.rules);
+                let receipts = self.cost.of(Step::Process, call).await?;
                 fail_point!("inbox::handled");
                 receipts
             }
@@ -234,6 +248,10 @@ impl Group {
 
     pub(crate) fn rules(&self) -> &InboxRules {
         &self.rules
+    }
+
+    pub(crate) fn cost(&self) -> &Cost {
+        &self.cost
     }
 
     pub(crate) fn suspects(&self) -> &Arc<Suspects> {

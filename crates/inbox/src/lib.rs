@@ -7,10 +7,14 @@
 //!
 //! Work that the store can do itself (`log`, `sql`) shares the transaction of the mark. Work outside (`http`,
 //! `command`, closures) runs under a reservation: at least once, with an idempotency key that stays the same.
+//!
+//! A [`Transform`] is a group of another kind: its work is messages, and they are one transaction of the broker with what
+//! they were made of.
 
 mod acknowledge;
 mod breaker;
 mod consumer;
+mod cost;
 mod group;
 mod handler;
 mod housekeeping;
@@ -19,6 +23,7 @@ mod reserved;
 pub mod sqlx;
 mod status;
 mod suspect;
+mod transform;
 mod worker;
 
 pub use acknowledge::Acknowledge;
@@ -29,3 +34,4 @@ pub use handler::command::CommandHandler;
 pub use handler::http::HttpHandler;
 pub use handler::{BadHandler, Handle, Handler, Verdict};
 pub use status::{Condition, Monitor, Status};
+pub use transform::{Maker, Transform};

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, warn};
 use uuid::Uuid;
 
+use crate::cost::Step;
 use crate::group::Group;
 use crate::handler::Handler;
 use crate::suspect::Suspects;
@@ -117,8 +118,8 @@ impl<'a> Batch<'a> {
     async fn reserve(&mut self, places: Vec<usize>) -> Result<(Vec<Queue>, Vec<Turn>), Error> {
         let group = self.group;
         let arrivals = places.iter().map(|place| self.arrivals[*place].clone()).collect();
-        let answers =
-            group.store().reserve(group.name(), arrivals, group.reservation(), group.rules()).await?;
+        let call = group.store().reserve(group.name(), arrivals, group.reservation(), group.rules());
+        let answers = group.cost().of(Step::Reserve, call).await?;
         if answers.len() != places.len() {
             return Err(Error::Broken("a reservation is missing in the store's answer".to_owned()));
         }
@@ -217,7 +218,8 @@ impl<'a> Batch<'a> {
         let group = self.group;
         let expected = conclusions.len();
         loop {
-            match group.store().conclude(group.name(), conclusions.clone(), group.rules()).await {
+            let call = group.store().conclude(group.name(), conclusions.clone(), group.rules());
+            match group.cost().of(Step::Conclude, call).await {
                 Ok(receipts) if receipts.len() == expected => return Ok(receipts),
                 Ok(_) => return Err(Error::Broken("a receipt is missing in the store's answer".to_owned())),
                 // The work is done and only the mark is missing: forgetting it now would do the work twice.

@@ -68,10 +68,35 @@ impl CommandHandler {
     }
 
     pub(crate) async fn handle(&self, group: &str, arrival: &Arrival) -> Handled {
-        let mut child = match self.start(group, arrival) {
-            Ok(child) => child,
-            Err(handled) => return handled,
-        };
+        match self.start(group, arrival, Stdio::null()) {
+            Ok(child) => self.run(child, arrival).await,
+            Err(handled) => handled,
+        }
+    }
+
+    /// The same, for those who want to know what it wrote, `most` bytes of it, when it is done with a message.
+    pub(crate) async fn ask(&self, group: &str, arrival: &Arrival, most: usize) -> Result<Vec<u8>, Handled> {
+        let mut child = self.start(group, arrival, Stdio::piped())?;
+        let listen = tokio::spawn(all(child.stdout.take(), most));
+        let abort = listen.abort_handle();
+        let handled = self.run(child, arrival).await;
+        if handled != Handled::Done {
+            abort.abort();
+            return Err(handled);
+        }
+        match tokio::time::timeout(LAST_WORDS, listen).await {
+            Ok(Ok(Ok(Some(written)))) => Ok(written),
+            Ok(Ok(Ok(None))) => Err(retry(self.said(&format!("wrote more than {most} bytes"), ""))),
+            Ok(Ok(Err(error))) => Err(retry(self.said("cannot be heard", &error.to_string()))),
+            _ => {
+                abort.abort();
+                let what = "left a process behind that holds its standard output open";
+                Err(retry(self.said(what, "")))
+            }
+        }
+    }
+
+    async fn run(&self, mut child: Child, arrival: &Arrival) -> Handled {
         let payload = arrival.message.payload.clone();
         let stdin = child.stdin.take();
         let stderr = child.stderr.take();
@@ -102,7 +127,7 @@ impl CommandHandler {
         }
     }
 
-    fn start(&self, group: &str, arrival: &Arrival) -> Result<Child, Handled> {
+    fn start(&self, group: &str, arrival: &Arrival, stdout: Stdio) -> Result<Child, Handled> {
         let message = &arrival.message;
         let headers = serde_json::to_string(&message.headers).unwrap_or_default();
         let variables: [(&str, Option<String>); 11] = [
@@ -119,7 +144,7 @@ impl CommandHandler {
             ("POSTRIDER_DELIVERY", Some(arrival.delivery.to_string())),
         ];
         let mut command = Command::new(OsStr::new(&self.program));
-        command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.args(&self.arguments).stdin(Stdio::piped()).stdout(stdout).stderr(Stdio::piped());
         command.kill_on_drop(true);
         for (name, value) in variables {
             match value {
@@ -152,6 +177,25 @@ impl CommandHandler {
     fn said(&self, what: &str, words: &str) -> String {
         let program = &self.program;
         if words.is_empty() { format!("`{program}` {what}") } else { format!("`{program}` {what}: {words}") }
+    }
+}
+
+/// All that a program wrote; nothing where it is more than `most`. It is read to the end all the same, or the program would
+/// wait for it.
+async fn all(stream: Option<impl AsyncRead + Unpin>, most: usize) -> std::io::Result<Option<Vec<u8>>> {
+    let Some(mut stream) = stream else { return Ok(Some(Vec::new())) };
+    let mut written = Vec::new();
+    let mut chunk = [0; 4096];
+    let mut fits = true;
+    loop {
+        let read = stream.read(&mut chunk).await?;
+        if read == 0 {
+            return Ok(fits.then_some(written));
+        }
+        fits &= written.len() + read <= most;
+        if fits {
+            written.extend_from_slice(&chunk[..read]);
+        }
     }
 }
 

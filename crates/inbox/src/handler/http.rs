@@ -106,14 +106,38 @@ impl HttpHandler {
     }
 
     pub(crate) async fn handle(&self, group: &str, arrival: &Arrival) -> Ran {
+        match self.post(group, arrival).await {
+            Ok(response) => Ran { handled: self.judge(response).await, reached: true },
+            Err(ran) => ran,
+        }
+    }
+
+    /// The same, for those who want to know what was answered to a message that is done.
+    pub(crate) async fn ask(&self, group: &str, arrival: &Arrival, most: usize) -> Result<Vec<u8>, Ran> {
+        let response = self.post(group, arrival).await?;
+        if !response.status().is_success() {
+            return Err(Ran { handled: self.judge(response).await, reached: true });
+        }
+        let reached = |error: String| Ran { handled: retry(error), reached: true };
+        match whole(response, most).await {
+            Ok(Some(body)) => Ok(body),
+            Ok(None) => Err(reached(format!("{} answered with more than {most} bytes", shown(&self.url)))),
+            Err(error) => {
+                let (shown, cause) = (shown(&self.url), cause(&error));
+                Err(reached(format!("{shown} broke off in the middle of its answer: {cause}")))
+            }
+        }
+    }
+
+    async fn post(&self, group: &str, arrival: &Arrival) -> Result<Response, Ran> {
         let mut headers = headers(group, arrival);
         headers.extend(self.headers.as_ref().clone());
         let request = self.client.post(self.url.clone()).headers(headers).timeout(self.timeout);
         match request.body(arrival.message.payload.clone()).send().await {
-            Ok(response) => Ran { handled: self.judge(response).await, reached: true },
+            Ok(response) => Ok(response),
             Err(error) => {
                 let reached = !error.is_connect() && !error.is_builder();
-                Ran { handled: self.failed(&error).await, reached }
+                Err(Ran { handled: self.failed(&error).await, reached })
             }
         }
     }
@@ -266,6 +290,18 @@ async fn start_of(mut response: Response) -> String {
         }
     }
     String::from_utf8_lossy(&body).trim().chars().take(SHOWN).collect()
+}
+
+/// All of an answer's body; nothing where it is longer than `most`.
+async fn whole(mut response: Response, most: usize) -> Result<Option<Vec<u8>>, reqwest::Error> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > most {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
 }
 
 /// What the endpoint asked for, in seconds or as a date, within reason.

@@ -1,0 +1,190 @@
+//! What a member has received and not finished: partition by partition, in order.
+//!
+//! A partition that has anything in hand gives nothing more until all of it is finished, so a message that fails holds its
+//! own partition and no other.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Instant;
+
+use broker::{Delivery, Outgoing, Position};
+use message::Message;
+use store::Arrival;
+
+/// A message in hand.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) arrival: Arrival,
+    pub(super) position: Position,
+    /// How often its handler failed.
+    pub(super) attempts: u32,
+    /// Not to be tried before.
+    pub(super) due: Option<Instant>,
+    /// What was made of it.
+    pub(super) made: Option<Vec<Message>>,
+    /// Why it is given up: then what was made of it is its dead letter.
+    pub(super) dead: Option<String>,
+}
+
+impl Item {
+    /// The topic and key within which order matters.
+    fn lane(&self) -> Option<(&str, &str)> {
+        let message = &self.arrival.message;
+        Some((message.topic.as_str(), message.key.as_deref()?))
+    }
+}
+
+/// Where an item is: the partition, and its place in it.
+pub(super) type Place = (u64, usize);
+
+#[derive(Debug, Default)]
+pub(super) struct Hand {
+    partitions: BTreeMap<u64, Vec<Item>>,
+}
+
+/// What can be finished now.
+#[derive(Debug, Default)]
+pub(super) struct Ready {
+    /// The last of each partition: it speaks for all before it.
+    pub(super) positions: Vec<Position>,
+    pub(super) outgoing: Vec<Outgoing>,
+    /// Of which item each outgoing message is.
+    pub(super) of: Vec<Place>,
+    /// How many items of each partition.
+    counts: Vec<(u64, usize)>,
+}
+
+impl Hand {
+    pub(super) fn take(&mut self, deliveries: Vec<Delivery>) {
+        for Delivery { message, seq, delivery, position } in deliveries {
+            let arrival = Arrival { message, seq, delivery };
+            let item = Item { arrival, position, attempts: 0, due: None, made: None, dead: None };
+            self.partitions.entry(position.partition).or_default().push(item);
+        }
+    }
+
+    /// The partitions that have something in hand.
+    pub(super) fn held(&self) -> BTreeSet<u64> {
+        self.partitions.keys().copied().collect()
+    }
+
+    /// Lets these partitions go; answers where each of them has to begin again.
+    pub(super) fn let_go(&mut self, partitions: &[u64]) -> Vec<Position> {
+        let gone = partitions.iter().filter_map(|partition| self.partitions.remove(partition));
+        gone.filter_map(|items| Some(items.first()?.position)).collect()
+    }
+
+    pub(super) fn item(&mut self, (partition, place): Place) -> Option<&mut Item> {
+        self.partitions.get_mut(&partition)?.get_mut(place)
+    }
+
+    /// When the first of those that wait is to be tried again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let mut lanes = HashSet::new();
+        let waiting = self.partitions.values().flatten().filter(|item| item.made.is_none());
+        // One behind another of its key has to wait for that one, whatever was said of it before.
+        let first = waiting.filter(|item| item.lane().is_none_or(|lane| lanes.insert(lane)));
+        first.filter_map(|item| item.due).min()
+    }
+
+    /// What may be tried now: a queue for each topic and key, whose messages go one after another. Nothing passes an earlier
+    /// one of its key that waits.
+    pub(super) fn queues(&self, now: Instant) -> Vec<Vec<(Place, &Item)>> {
+        let mut queues: Vec<Vec<(Place, &Item)>> = Vec::new();
+        let mut of_lane: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        let mut stuck = HashSet::new();
+        for (partition, items) in &self.partitions {
+            for (place, item) in items.iter().enumerate().filter(|(_, item)| item.made.is_none()) {
+                let lane = item.lane();
+                if lane.is_some_and(|lane| stuck.contains(&lane)) {
+                    continue;
+                }
+                if item.due.is_some_and(|due| due > now) {
+                    stuck.extend(lane);
+                    continue;
+                }
+                let turn = ((*partition, place), item);
+                match lane.and_then(|lane| of_lane.get(&lane).copied()) {
+                    Some(queue) => queues[queue].push(turn),
+                    None => {
+                        lane.map(|lane| of_lane.insert(lane, queues.len()));
+                        queues.push(vec![turn]);
+                    }
+                }
+            }
+        }
+        queues
+    }
+
+    /// All that is made and has nothing before it in its partition that is not.
+    pub(super) fn ready(&self) -> Ready {
+        let mut ready = Ready::default();
+        for (partition, items) in &self.partitions {
+            let count = items.iter().take_while(|item| item.made.is_some()).count();
+            let Some(last) = items[..count].last() else { continue };
+            ready.positions.push(last.position);
+            ready.counts.push((*partition, count));
+            for (place, item) in items[..count].iter().enumerate() {
+                let seq = item.arrival.seq.unwrap_or(item.position.offset);
+                for message in item.made.iter().flatten() {
+                    ready.outgoing.push(Outgoing::new(message.clone(), seq));
+                    ready.of.push((*partition, place));
+                }
+            }
+        }
+        ready
+    }
+
+    /// These are finished; answers them.
+    pub(super) fn finished(&mut self, ready: &Ready) -> Vec<Item> {
+        let mut finished = Vec::new();
+        for (partition, count) in &ready.counts {
+            if let Some(items) = self.partitions.get_mut(partition) {
+                finished.extend(items.drain(..*count));
+            }
+        }
+        self.partitions.retain(|_, items| !items.is_empty());
+        finished
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn delivery(partition: u64, offset: i64, key: &str) -> Delivery {
+        let message = Message::new("orders", offset.to_string()).key(key);
+        Delivery { message, seq: None, delivery: 0, position: Position { partition, offset } }
+    }
+
+    fn places(queues: Vec<Vec<(Place, &Item)>>) -> Vec<Vec<Place>> {
+        queues.into_iter().map(|queue| queue.into_iter().map(|(place, _)| place).collect()).collect()
+    }
+
+    #[test]
+    fn a_message_that_waits_holds_its_key_and_what_is_behind_it_in_its_partition() {
+        let (mut hand, now) = (Hand::default(), Instant::now());
+        hand.take(vec![
+            delivery(0, 5, "a"),
+            delivery(0, 6, "b"),
+            delivery(0, 7, "a"),
+            delivery(1, 9, "c"),
+            delivery(1, 10, "c"),
+        ]);
+        assert_eq!(places(hand.queues(now)), [vec![(0, 0), (0, 2)], vec![(0, 1)], vec![(1, 0), (1, 1)]]);
+        hand.item((0, 0)).expect("it is there").due = Some(now + Duration::from_secs(1));
+        assert_eq!(places(hand.queues(now)), [vec![(0, 1)], vec![(1, 0), (1, 1)]]);
+        assert_eq!(hand.due(), Some(now + Duration::from_secs(1)));
+        for place in [(0, 1), (1, 0), (1, 1)] {
+            hand.item(place).expect("it is there").made = Some(vec![Message::new("bills", "1")]);
+        }
+        let ready = hand.ready();
+        assert_eq!(ready.positions, [Position { partition: 1, offset: 10 }]);
+        assert_eq!((ready.outgoing.len(), &ready.of[..]), (2, &[(1, 0), (1, 1)][..]));
+        assert_eq!(hand.finished(&ready).len(), 2);
+        assert_eq!(hand.held(), BTreeSet::from([0]));
+        assert_eq!(hand.let_go(&[0, 3]), [Position { partition: 0, offset: 5 }]);
+        assert_eq!((hand.held(), hand.due()), (BTreeSet::new(), None));
+    }
+}
