@@ -3,6 +3,7 @@
 mod bulk;
 mod look;
 mod mend;
+mod reconcile;
 mod send;
 
 use std::collections::BTreeMap;

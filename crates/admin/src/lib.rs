@@ -8,6 +8,7 @@ mod desk;
 mod fields;
 mod payload;
 mod problem;
+mod reconcile;
 mod request;
 mod topology;
 mod view;
@@ -17,6 +18,10 @@ pub use desk::{BulkAnswer, Desk, Express, Progress};
 pub use fields::nearest;
 pub use payload::{Encoding, Payload};
 pub use problem::{Problem, ProblemKind};
+pub use reconcile::{
+    BrokerComparison, BrokerSide, Difference, DifferenceView, GroupComparison, OutboxCounts,
+    ReconcileRequest, ReconcileView, Sides,
+};
 pub use request::{
     AcknowledgeRequest, BulkRequest, EditRequest, IdFrom, LanesRequest, ListFilter, PageRequest, SendRequest,
     TestRequest,

@@ -136,10 +136,12 @@ impl Topology {
         self.route_of(topic).is_none_or(|route| route.semantics.sends_again())
     }
 
-    /// The consumer groups that listen to `topic`.
+    /// The consumer groups that listen to `topic` and acknowledge. One that promises exactly-once does not: what it has done
+    /// is in the broker, in the transaction of what it made.
     pub fn groups_of(&self, topic: &str) -> Vec<String> {
         self.consumers
             .iter()
+            .filter(|consumer| consumer.semantics != Semantics::ExactlyOnce)
             .filter(|consumer| consumer.topics.iter().any(|listened| listened == topic))
             .map(|consumer| consumer.group.clone())
             .collect()

@@ -7,7 +7,8 @@ use message::{MessageId, Status};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use store::{
-    Attempt, AuditEntry, Counts, Hold, InboxCounts, LaneView, Latency, Parked, Processed, Record, Seq,
+    Attempt, AuditEntry, Counts, Hold, InboxCounts, LaneView, Latency, Parked, Processed, Record, Remembered,
+    Seq,
 };
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -406,6 +407,7 @@ impl From<Parked> for ParkedView {
 
 /// How a consumer group is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct InboxCountsView {
     /// Messages done.
     pub processed: u64,
@@ -415,15 +417,21 @@ pub struct InboxCountsView {
     pub parked: u64,
     /// Messages kept for a person.
     pub dead: u64,
+    /// Ids kept to recognise duplicates.
+    pub ids: u64,
+    /// The bytes that they take, about; none when the server does not say.
+    pub id_bytes: Option<u64>,
 }
 
-impl From<InboxCounts> for InboxCountsView {
-    fn from(counts: InboxCounts) -> Self {
+impl InboxCountsView {
+    pub(crate) fn of(counts: InboxCounts, remembered: Remembered) -> Self {
         Self {
             processed: counts.processed,
             duplicates: counts.duplicates,
             parked: counts.parked,
             dead: counts.dead,
+            ids: remembered.ids,
+            id_bytes: remembered.bytes,
         }
     }
 }

@@ -8,6 +8,8 @@ mod append;
 mod arrow;
 mod bare;
 #[cfg(feature = "brokers")]
+mod dedup;
+#[cfg(feature = "brokers")]
 mod memory;
 mod nobody;
 mod postgres;
@@ -100,6 +102,19 @@ enum Scenario {
         #[arg(long)]
         broker: String,
     },
+    #[cfg(feature = "brokers")]
+    /// A consumer without a memory of ids, beside the same with one in PostgreSQL, in Redis and in both.
+    Dedup {
+        /// PostgreSQL: `cargo xtask servers up postgres redis` prints both.
+        #[arg(long)]
+        server: String,
+        /// Redis.
+        #[arg(long)]
+        redis: String,
+        /// Messages that are handled at the same time, where the handler works outside the store.
+        #[arg(long, default_value_t = 16)]
+        workers: usize,
+    },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
     Doorbell {
         /// The server.
@@ -145,6 +160,8 @@ async fn main() -> Result<()> {
         }
         #[cfg(feature = "brokers")]
         Scenario::Semantics { broker } => semantics::run(&broker, size, pairs).await,
+        #[cfg(feature = "brokers")]
+        Scenario::Dedup { server, redis, workers } => dedup::run(&server, &redis, size, pairs, workers).await,
         Scenario::Doorbell { server, seconds } => {
             postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await
         }

@@ -13,6 +13,7 @@ mod inspect;
 mod lanes;
 mod log;
 mod output;
+mod reconcile;
 mod schema;
 mod send;
 mod serve;
@@ -108,6 +109,7 @@ async fn run_on_store(command: Command, loaded: Loaded, output: &mut Output) -> 
         },
         Command::Contract { markdown } => contract::show(config, markdown, output).await,
         Command::Doctor => doctor::examine(config, output).await,
+        Command::Reconcile(options) => reconcile::reconcile(config, options, output).await,
         Command::Migrate { dry_run } => schema::migrate(config, dry_run, output).await,
         Command::Schema { .. } => schema::state(config, output).await,
         Command::Config { .. } | Command::Routes | Command::Advise(_) | Command::Completions { .. } => Ok(()),

@@ -85,6 +85,19 @@ pub(crate) struct Producer {
     pub(crate) body_limit: usize,
     /// What capabilities to acknowledge are made of.
     pub(crate) acknowledge_secrets: Option<Secrets>,
+    /// Where it hears acknowledgements, beside HTTP.
+    pub(crate) acknowledgements: Option<Acknowledgements>,
+}
+
+/// `[producer] acknowledgements`
+#[derive(Clone, Debug)]
+pub(crate) struct Acknowledgements {
+    /// The topic.
+    pub(crate) topic: String,
+    /// The broker that has it.
+    pub(crate) broker: String,
+    /// The group of all instances of this producer.
+    pub(crate) group: String,
 }
 
 /// `[consumer]`
@@ -92,10 +105,19 @@ pub(crate) struct Producer {
 pub(crate) struct ConsumerSide {
     /// Where it listens.
     pub(crate) listen: SocketAddr,
-    /// The producer to acknowledge to by HTTP; in the store when absent.
-    pub(crate) acknowledge_to: Option<String>,
+    /// The producer to acknowledge to; in the store when absent.
+    pub(crate) acknowledge_to: Option<AcknowledgeTo>,
     /// The Redis that remembers ids for groups with `dedup = "redis"` or `"hybrid"`.
     pub(crate) redis: Option<String>,
+}
+
+/// `[consumer] acknowledge_to`
+#[derive(Clone, Debug)]
+pub(crate) enum AcknowledgeTo {
+    /// The address of a producer.
+    Http(String),
+    /// A topic that a producer listens to, and the broker that has it.
+    Topic { topic: String, broker: String },
 }
 
 /// `[relay]`
@@ -172,6 +194,17 @@ pub(crate) struct Route {
     pub(crate) retry: RetryPolicy,
     /// How its messages are written down for the broker.
     pub(crate) format: Format,
+    /// When its flow is told to have dropped; never when absent.
+    pub(crate) watch: Option<Watch>,
+}
+
+/// `[routes.x] watch`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Watch {
+    /// What is compared with what came before it.
+    pub(crate) window: Duration,
+    /// The share by which it must be less.
+    pub(crate) drop: f64,
 }
 
 /// `[consumers.*]`

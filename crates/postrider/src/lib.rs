@@ -15,6 +15,8 @@
 //!   [`embedded`] broker or one of [`broker`].
 //! - [`Consumer`] feeds a [`Group`] from a [`Subscriber`]. Its [`Handler`] is a closure, SQL, a URL or a program; with
 //!   the feature `sqlx`, a `Transactional` closure does its work in one transaction with the mark that says so.
+//! - [`Transform`] is a group whose [`Maker`] answers each message with messages: on Kafka, those and how far the group is
+//!   are one transaction.
 //!
 //! # The whole arrow in one program
 //!
@@ -26,7 +28,7 @@
 //! ```
 
 pub use broker::{Publisher, Subscriber};
-pub use inbox::{Acknowledge, Consumer, Group, Handle, Handler};
+pub use inbox::{Acknowledge, Consumer, Group, Handle, Handler, Maker, Transform};
 pub use message::{Message, MessageId, OnDead, Order, RetryPolicy, Semantics, Status, TopicPattern};
 pub use relay::{Relay, Route, Settings};
 pub use store::{Append, Arrival, Handled, InboxRules, NewMessage, Store};

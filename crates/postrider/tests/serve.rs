@@ -6,7 +6,7 @@ mod harness;
 
 use std::time::{Duration, Instant};
 
-use harness::{Folder, raw};
+use harness::{Folder, Server, raw};
 
 #[test]
 fn the_documented_calls_work_as_they_stand() {
@@ -172,6 +172,48 @@ fn a_consumer_elsewhere_acknowledges_by_http() {
     producer.until(&format!("{}/api/messages/status/{id}", producer.producer), |view| {
         !view["acknowledgements"][0]["acknowledgedAt"].is_null()
     });
+}
+
+#[test]
+fn a_consumer_elsewhere_acknowledges_by_a_topic_while_its_producer_is_away() {
+    let there = Folder::with(
+        "[producer]\nacknowledge_secrets = [\"0123456789abcdef\"]\nacknowledgements = { topic = \"acknowledgements\" }\n",
+    );
+    let send = |producer: &Server, body: &str| {
+        let (status, answer) = producer.post(&format!("{}/api/messages/send", producer.producer), body);
+        assert_eq!(status, 202, "{answer}");
+        answer["messageId"].as_str().expect("an id").to_owned()
+    };
+    let producer = there.serve(&["--only", "producer,relay"]);
+    let id = send(&producer, r#"{"topic": "order-events", "message": 1}"#);
+    // What is no acknowledgement, or not a proven one, is in nobody's way.
+    let forged = format!(r#"{{"messageId": "{id}", "consumerGroup": "default-consumer-group"}}"#);
+    for nonsense in ["17", &forged] {
+        let odd = send(&producer, &format!(r#"{{"topic": "acknowledgements", "message": {nonsense}}}"#));
+        producer.until(&format!("{}/api/messages/status/{odd}", producer.producer), |view| {
+            view["status"] == "Sent"
+        });
+    }
+    let status = |producer: &Server| format!("{}/api/messages/status/{id}", producer.producer);
+    producer.until(&status(&producer), |view| view["status"] == "Sent");
+    drop(producer);
+
+    let broker = there.path().join("postrider-data/broker.db");
+    let here = Folder::with(&format!(
+        "[consumer]\nacknowledge_to = {{ topic = \"acknowledgements\" }}\n[brokers.main]\nurl = \"embedded://{}\"\n",
+        broker.display()
+    ));
+    here.run(&["config", "show"])
+        .answered(&["acknowledge_to = { topic = \"acknowledgements\", broker = \"main\" }"]);
+    let consumer = here.serve(&["--only", "consumer"]);
+    let processed = format!("{}/api/consumer/processed/default-consumer-group", consumer.consumer);
+    consumer.until(&processed, |page| page["items"][0]["messageId"] == *id);
+
+    let producer = there.serve(&["--only", "producer,relay"]);
+    producer.until(&status(&producer), |view| !view["acknowledgements"][0]["acknowledgedAt"].is_null());
+    there.run(&["config", "show"]).answered(&[
+        "acknowledgements = { topic = \"acknowledgements\", broker = \"main\", group = \"producer\" }",
+    ]);
 }
 
 #[test]

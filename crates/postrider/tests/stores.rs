@@ -3,99 +3,11 @@
 #![cfg(all(unix, feature = "postgres", feature = "mysql", feature = "redis"))]
 
 mod harness;
-
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+#[path = "harness/place.rs"]
+mod place;
 
 use harness::{Folder, Server};
-
-/// A database, or a prefix, that nobody has used; gone when it is dropped.
-struct Place {
-    url: String,
-    /// What stands under `[store]`.
-    settings: String,
-    forget: Box<dyn Fn()>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        (self.forget)();
-    }
-}
-
-fn fresh_name() -> String {
-    static MADE: AtomicU32 = AtomicU32::new(0);
-    format!("command_{}_{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed))
-}
-
-fn postgres() -> Place {
-    let server = testkit::servers::url("postgres");
-    let name = fresh_name();
-    psql(&server, &format!("CREATE DATABASE {name}"));
-    let url = format!("{}/{name}", server.rsplit_once('/').expect("the URL names a database").0);
-    let forget = move || drop(psql(&server, &format!("DROP DATABASE {name} WITH (FORCE)")));
-    Place { settings: format!("url = \"{url}\""), url, forget: Box::new(forget) }
-}
-
-fn mariadb() -> Place {
-    let server = testkit::servers::url("mariadb");
-    let name = fresh_name();
-    mariadb_client(&server, "", &format!("CREATE DATABASE {name}"));
-    let url = format!("{}/{name}", server.trim_end_matches('/'));
-    let forget = move || drop(mariadb_client(&server, "", &format!("DROP DATABASE {name}")));
-    Place { settings: format!("url = \"{url}\""), url, forget: Box::new(forget) }
-}
-
-/// A prefix of its own; its name is the place's URL.
-fn redis() -> Place {
-    let server = testkit::servers::url("redis");
-    let prefix = format!("{{{}}}", fresh_name());
-    let settings = format!("url = \"{server}\"\nprefix = \"{prefix}\"");
-    let keys = format!("{prefix}*");
-    let forget = move || {
-        let found = redis_cli(&format!("KEYS {keys}"));
-        for key in found.lines().filter(|key| !key.is_empty()) {
-            redis_cli(&format!("DEL \"{key}\""));
-        }
-    };
-    Place { url: prefix, settings, forget: Box::new(forget) }
-}
-
-/// Runs commands, a line each.
-fn redis_cli(commands: &str) -> String {
-    run("redis-cli", &["-u", &testkit::servers::url("redis")], commands)
-}
-
-/// Runs a program with `input` on its standard input; it must succeed.
-fn run(program: &str, arguments: &[&str], input: &str) -> String {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!("cannot run {program}: {error}; `cargo xtask servers up` installs it with its server")
-        });
-    std::io::Write::write_all(&mut child.stdin.take().expect("it is piped"), input.as_bytes())
-        .expect("it reads its input");
-    let output = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{program} {input}: {said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn psql(url: &str, sql: &str) -> String {
-    run("psql", &["-v", "ON_ERROR_STOP=1", "-qtA", url], sql)
-}
-
-/// `url` is that of the server; the client does not read URLs.
-fn mariadb_client(url: &str, database: &str, sql: &str) -> String {
-    let authority = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).expect("a URL");
-    let (user, address) = authority.split_once('@').expect("the URL names a user");
-    let (host, port) = address.split_once(':').expect("the URL names a port");
-    run("mariadb", &["-h", host, "-P", port, "-u", user, "-N", "-B", database], sql)
-}
+use place::{Place, mariadb, mariadb_client, postgres, psql, redis, redis_cli, run};
 
 /// A server on this store, with a group that logs what it gets, or handles it otherwise.
 fn serve(place: &Place, handler: &str) -> (Folder, Server) {
@@ -285,28 +197,17 @@ fn work_and_mark_are_one_on_every_store() {
 }
 
 fn make_ledger(place: &Place) {
-    let table = "CREATE TABLE ledger (message_id varchar(40) PRIMARY KEY, total int)";
-    match place.url.split("://").next() {
-        Some("postgres") => drop(psql(&place.url, table)),
-        Some("mysql") => {
-            let (host, database) = place.url.rsplit_once('/').expect("it names a database");
-            mariadb_client(host, database, table);
-        }
-        _ => {}
+    if !place.is_redis() {
+        place.ask("CREATE TABLE ledger (message_id varchar(40) PRIMARY KEY, total int)");
     }
 }
 
 fn ledger(place: &Place) -> usize {
-    let count = "SELECT count(*) FROM ledger";
-    let said = match place.url.split("://").next() {
-        Some("postgres") => psql(&place.url, count),
-        Some("mysql") => {
-            let (host, database) = place.url.rsplit_once('/').expect("it names a database");
-            mariadb_client(host, database, count)
-        }
-        _ => redis_cli(&format!("LLEN \"{}:ledger\"", place.url)),
+    let said = match place.is_redis() {
+        true => place.ask(&format!("LLEN \"{}:ledger\"", place.url)),
+        false => place.ask("SELECT count(*) FROM ledger"),
     };
-    said.trim().parse().expect("a number")
+    said.parse().expect("a number")
 }
 
 #[test]
@@ -327,7 +228,7 @@ fn a_password_is_never_shown() {
 fn the_example_with_redis_and_kafka_delivers_to_both_of_its_groups_from_two_processes() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/config/redis-kafka.toml");
     let example = std::fs::read_to_string(example).expect("the example is there");
-    let (place, name) = (redis(), fresh_name());
+    let (place, name) = (redis(), place::fresh_name());
     let kafka = format!("{}?prefix={name}", testkit::servers::url("kafka"));
     let changes = [
         ("url = \"redis://127.0.0.1:6379\"", place.settings.as_str()),

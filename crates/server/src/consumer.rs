@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use admin::{ActionAnswer, Desk, PageView, ParkedView, Problem, ProblemKind, ProcessedView, TestRequest};
+use admin::{
+    ActionAnswer, Desk, LatencyView, PageView, ParkedView, Problem, ProblemKind, ProcessedView, TestRequest,
+};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -16,7 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::Hosts;
-use crate::health::{self, Health, HealthView, Lost};
+use crate::health::{self, Flows, Health, HealthView, Lost};
 use crate::problem::{Failure, ProblemView, Problems};
 use crate::producer::ACTOR;
 use crate::query::{Asked, Named, NamedPair};
@@ -33,6 +35,10 @@ pub struct Consumer {
     pub health: Health,
     /// What they have lost.
     pub lost: Lost,
+    /// What those whose work is messages gave up.
+    pub dead_letters: Lost,
+    /// What they have done.
+    pub flows: Flows,
     /// Bytes of a request body at most.
     pub body_limit: usize,
     /// Names it may be called by, beside `localhost` and addresses.
@@ -249,5 +255,15 @@ async fn scrape(State(app): App) -> Response {
             Err(problem) => return Failure(problem).into_response(),
         }
     }
-    metrics::answer(metrics::inbox(&groups, &(app.lost)()))
+    let deduplication: Vec<_> = app
+        .groups
+        .iter()
+        .flat_map(|group| {
+            let steps = group.deduplication().into_iter();
+            steps.map(|(step, latency)| (group.name().to_owned(), step, LatencyView::from(latency)))
+        })
+        .collect();
+    let inbox = metrics::inbox(&groups, &(app.lost)(), &deduplication);
+    let dead_letters = metrics::dead_letters(&(app.dead_letters)());
+    metrics::answer(inbox + &dead_letters + &metrics::flows(&(app.flows)()))
 }

@@ -42,6 +42,26 @@ pub struct Overdue {
 /// What groups have not acknowledged in time. Must not block either.
 pub type AllOverdue = Arc<dyn Fn() -> Vec<Overdue> + Send + Sync>;
 
+/// How many messages of a route passed, and whether that is as usual.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlowView {
+    /// The route.
+    pub route: String,
+    /// Whose work it was; absent where a broker took them.
+    pub group: Option<String>,
+    /// Messages since the start.
+    pub total: u64,
+    /// Messages a minute in the last window; absent where nobody watches.
+    pub now: Option<f64>,
+    /// Messages a minute before that; absent while it is not known.
+    pub usual: Option<f64>,
+    /// Whether it is suddenly less; absent where nobody watches.
+    pub dropped: Option<bool>,
+}
+
+/// The flows that are counted in this process. Must not block either.
+pub type Flows = Arc<dyn Fn() -> Vec<FlowView> + Send + Sync>;
+
 /// How the service is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct HealthView {

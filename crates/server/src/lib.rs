@@ -18,7 +18,7 @@ mod serve;
 
 pub use consumer::{Consumer, consumer};
 pub use guard::Hosts;
-pub use health::{AllOverdue, Component, Health, HealthView, Lost, Overdue};
+pub use health::{AllOverdue, Component, FlowView, Flows, Health, HealthView, Lost, Overdue};
 pub use problem::ProblemView;
 pub use producer::{Producer, producer};
 pub use serve::serve;

@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::Hosts;
-use crate::health::{AllOverdue, Health, Lost};
+use crate::health::{AllOverdue, Flows, Health, Lost};
 use crate::live::Live;
 use crate::problem::Failure;
 use crate::serve::Closing;
@@ -33,6 +33,8 @@ pub struct Producer {
     pub lost: Lost,
     /// What groups have not acknowledged in time.
     pub overdue: AllOverdue,
+    /// What the brokers took.
+    pub flows: Flows,
     /// What is promised.
     pub contract: Arc<Contract>,
     /// Bytes of a request body at most.
@@ -99,7 +101,10 @@ pub fn producer(producer: Producer) -> Router {
 
 async fn scrape(State(app): App) -> Response {
     match app.desk.counts().await {
-        Ok(counts) => metrics::answer(metrics::outbox(&counts, &(app.lost)(), &(app.overdue)())),
+        Ok(counts) => {
+            let outbox = metrics::outbox(&counts, &(app.lost)(), &(app.overdue)());
+            metrics::answer(outbox + &metrics::flows(&(app.flows)()))
+        }
         Err(problem) => Failure(problem).into_response(),
     }
 }

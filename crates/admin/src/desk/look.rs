@@ -146,7 +146,8 @@ impl Desk {
     /// When there is no such group.
     pub async fn inbox_counts(&self, group: &str) -> Result<InboxCountsView, Problem> {
         self.check_group(group)?;
-        Ok(self.inbox(group).inbox_counts(group).await?.into())
+        let inbox = self.inbox(group);
+        Ok(InboxCountsView::of(inbox.inbox_counts(group).await?, inbox.remembered(group).await?))
     }
 
     pub(super) fn check_group(&self, group: &str) -> Result<(), Problem> {

@@ -71,35 +71,34 @@ impl Desk {
     /// # Errors
     /// When there is no such message, it was never sent, or the group was not asked.
     pub async fn acknowledge(&self, request: AcknowledgeRequest) -> Result<AcknowledgeAnswer, Problem> {
+        let (id, group) = self.acceptable(request)?;
+        let answer = self.store.acknowledge(vec![(id, group.clone())]).await?.pop();
+        acknowledged(id, group, answer.unwrap_or(Acknowledged::Unknown))
+    }
+
+    /// Records many of them at once. One answer for each.
+    ///
+    /// # Errors
+    /// When the store cannot be asked: nothing is recorded.
+    pub async fn acknowledge_all(
+        &self,
+        requests: Vec<AcknowledgeRequest>,
+    ) -> Result<Vec<Result<AcknowledgeAnswer, Problem>>, Problem> {
+        let checked: Vec<_> = requests.into_iter().map(|request| self.acceptable(request)).collect();
+        let fine: Vec<_> = checked.iter().flatten().cloned().collect();
+        let mut answers = self.store.acknowledge(fine).await?.into_iter();
+        let answers = checked.into_iter().map(|checked| {
+            let (id, group) = checked?;
+            acknowledged(id, group, answers.next().unwrap_or(Acknowledged::Unknown))
+        });
+        Ok(answers.collect())
+    }
+
+    fn acceptable(&self, request: AcknowledgeRequest) -> Result<(MessageId, String), Problem> {
         let id = message_id(&request.message_id)?;
-        let group = request.consumer_group;
-        message::check_group(&group)?;
-        self.check_proof(id, &group, request.proof.as_deref())?;
-        let repeated = match self.store.acknowledge(vec![(id, group.clone())]).await?.pop() {
-            Some(Acknowledged::New) => false,
-            Some(Acknowledged::Repeated) => true,
-            Some(Acknowledged::Unknown) | None => return Err(Problem::no_message(id)),
-            Some(Acknowledged::Refused(status)) => {
-                return Err(Problem::conflict(
-                    "not-sent",
-                    "The message was not sent",
-                    format!(
-                        "The message {id} is {status}, so nobody can have received it: acknowledge it once it is sent."
-                    ),
-                ));
-            }
-            Some(Acknowledged::NotAsked) => {
-                return Err(Problem::conflict(
-                    "group-not-asked",
-                    "That group need not acknowledge this message",
-                    format!(
-                        "The consumer group `{group}` is not among those that must acknowledge the message {id}: \
-                         its status names them."
-                    ),
-                ));
-            }
-        };
-        Ok(AcknowledgeAnswer { message_id: id, consumer_group: group, result: "acknowledged", repeated })
+        message::check_group(&request.consumer_group)?;
+        self.check_proof(id, &request.consumer_group, request.proof.as_deref())?;
+        Ok((id, request.consumer_group))
     }
 
     /// With secrets, whoever has not received a message cannot acknowledge it.
@@ -223,6 +222,34 @@ impl Desk {
         message.check(&self.limits)?;
         Ok(edit)
     }
+}
+
+fn acknowledged(id: MessageId, group: String, answer: Acknowledged) -> Result<AcknowledgeAnswer, Problem> {
+    let repeated = match answer {
+        Acknowledged::New => false,
+        Acknowledged::Repeated => true,
+        Acknowledged::Unknown => return Err(Problem::no_message(id)),
+        Acknowledged::Refused(status) => {
+            return Err(Problem::conflict(
+                "not-sent",
+                "The message was not sent",
+                format!(
+                    "The message {id} is {status}, so nobody can have received it: acknowledge it once it is sent."
+                ),
+            ));
+        }
+        Acknowledged::NotAsked => {
+            return Err(Problem::conflict(
+                "group-not-asked",
+                "That group need not acknowledge this message",
+                format!(
+                    "The consumer group `{group}` is not among those that must acknowledge the message {id}: \
+                     its status names them."
+                ),
+            ));
+        }
+    };
+    Ok(AcknowledgeAnswer { message_id: id, consumer_group: group, result: "acknowledged", repeated })
 }
 
 fn answer(message_id: MessageId, action: &'static str, status: Option<Status>) -> ActionAnswer {

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use message::Status;
 
@@ -103,6 +105,8 @@ pub(super) enum Command {
     Advise(Advise),
     /// Connect to the store and the brokers, and report what is unsafe or missing there, with the fix
     Doctor,
+    /// Compare the outbox, the brokers and the inboxes message by message: what is missing, extra, duplicate or late
+    Reconcile(Reconcile),
     /// Print completions for a shell
     Completions {
         /// Which shell
@@ -171,6 +175,52 @@ pub(super) enum Part {
     Relay,
     /// The consumer groups and their API
     Consumer,
+}
+
+/// What `reconcile` compares. It exits with 1 when something is missing, extra or duplicate.
+#[derive(Debug, Args)]
+pub(super) struct Reconcile {
+    /// What was written since then: a time such as 2026-05-01T08:00:00Z, or how long ago, such as 2h
+    #[arg(long, default_value = "1d", value_name = "TIME", value_parser = parse_moment)]
+    pub(super) since: Moment,
+    /// And before then; when left out, so long ago as --patience says: what is still on its way is not judged
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    pub(super) until: Option<Moment>,
+    /// Only of this topic
+    #[arg(long)]
+    pub(super) topic: Option<String>,
+    /// How long a group may take before a message counts as straggling
+    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(super) patience: Duration,
+    /// How many messages of each kind to name
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    pub(super) show: usize,
+}
+
+/// A moment, said as a time or as how long ago it was.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Moment {
+    At(DateTime<Utc>),
+    Ago(Duration),
+}
+
+impl Moment {
+    /// Not before 1970, which some brokers know nothing of.
+    pub(super) fn from(self, now: DateTime<Utc>) -> DateTime<Utc> {
+        let time = match self {
+            Self::At(time) => Some(time),
+            Self::Ago(age) => TimeDelta::from_std(age).ok().and_then(|age| now.checked_sub_signed(age)),
+        };
+        time.unwrap_or_default().max(DateTime::UNIX_EPOCH)
+    }
+}
+
+fn parse_moment(text: &str) -> Result<Moment, String> {
+    if let Ok(time) = DateTime::parse_from_rfc3339(text) {
+        return Ok(Moment::At(time.to_utc()));
+    }
+    let wrong = |_| "use a time such as 2026-05-01T08:00:00Z, or how long ago, such as 2h or 30m".to_owned();
+    humantime::parse_duration(text).map(Moment::Ago).map_err(wrong)
 }
 
 #[derive(Debug, Args)]
@@ -359,5 +409,15 @@ mod tests {
     #[test]
     fn the_words_are_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_moment_is_a_time_or_how_long_ago_it_was() {
+        let now = DateTime::from_timestamp(10_000, 0).expect("a time");
+        let read = |text| parse_moment(text).map(|moment| moment.from(now).timestamp());
+        assert_eq!(read("1h"), Ok(6_400));
+        assert_eq!(read("1970-01-01T01:00:00+01:00"), Ok(0));
+        assert_eq!(read("200years"), Ok(0));
+        assert!(read("yesterday").expect_err("nobody knows when").contains("2h"));
     }
 }

@@ -31,8 +31,10 @@ pub(super) fn draw_up(
     promises: Vec<String>,
 ) -> Contract {
     let guarantees = |name: &str| brokers.get(name).map(|broker| broker.publisher.guarantees());
-    let transacts =
-        |name: &str| brokers.get(name).is_some_and(|broker| broker.publisher.transactions().is_some());
+    let transacts = |name: &str| {
+        brokers.get(name)?.publisher.transactions()?;
+        Some(config.brokers.get(name)?.url.starts_with("kafka"))
+    };
     Contract {
         store: Part { name: backend::name(config), promises, ..Part::default() },
         routes: config
@@ -116,10 +118,11 @@ fn heading(word: &str) -> &'static str {
     }
 }
 
-fn of_route(name: &str, route: &Route, broker: Option<Guarantees>, transacts: bool) -> Part {
+/// `transacts`: whether readers of the broker could read what is not committed, where it has transactions.
+fn of_route(name: &str, route: &Route, broker: Option<Guarantees>, transacts: Option<bool>) -> Part {
     if route.semantics.sends_again() {
         let mut part = of_stored_route(name, route, broker);
-        if route.semantics == Semantics::ExactlyOnce && transacts {
+        if route.semantics == Semantics::ExactlyOnce && transacts.is_some() {
             part.promises.push("it is in the log once, for whoever reads what is committed.".to_owned());
             part.mechanisms.push(
                 "a batch and a note of it are one transaction; who takes a lane over fences its former owner and reads the \
@@ -127,10 +130,14 @@ fn of_route(name: &str, route: &Route, broker: Option<Guarantees>, transacts: bo
                     .to_owned(),
             );
             part.duplicates = vec![
-                "somebody reads what is not committed (isolation.level=read_uncommitted).".to_owned(),
                 "a person requeues it, or the number of lanes changes while a relay that died has left messages in flight."
                     .to_owned(),
             ];
+            if transacts == Some(true) {
+                part.duplicates.push(
+                    "somebody reads what is not committed (isolation.level=read_uncommitted).".to_owned(),
+                );
+            }
         } else if route.semantics == Semantics::ExactlyOnce {
             part.promises.push(format!("it is in the log of `{}` once.", route.broker));
             part.mechanisms.push("the broker recognises a message that is sent again.".to_owned());
@@ -257,6 +264,9 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
         part.needs = broker.map(|broker| needs(&broker)).unwrap_or_default();
         return part;
     }
+    if group.semantics == Semantics::ExactlyOnce {
+        return of_transforming_group(part, group, broker);
+    }
     let apart = group.dedup == Dedup::Redis && config.store.place != Place::Redis;
     match &group.handler {
         Handler::Log | Handler::Sql(_) if !apart => {
@@ -319,5 +329,44 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
         ("retry.max_attempts", group.retry.max_attempts.to_string()),
     ];
     part.settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    part
+}
+
+/// A group whose work is messages, in one transaction with what they were made of.
+fn of_transforming_group(mut part: Part, group: &Consumer, broker: Option<Guarantees>) -> Part {
+    let dead = inbox::Transform::dead_topic(&part.name);
+    part.promises.push(
+        "what is made of a message is in the log once, for whoever reads what is committed.".to_owned(),
+    );
+    part.promises.push("messages of one topic and key are handled in order.".to_owned());
+    part.mechanisms.push(format!(
+        "what its {} handler answers, and how far the group is, are one transaction of `{}`: both or neither.",
+        group.handler.kind(),
+        group.broker
+    ));
+    part.mechanisms.push(
+        "the broker takes it only from a member that the group still has, and gives a partition to the next one only \
+         when what moves it is committed or undone."
+            .to_owned(),
+    );
+    part.loss.push(format!(
+        "its handler failed {} times: then it is in the topic `{dead}`, with the reason in its headers. Until then its \
+         partition waits.",
+        group.retry.max_attempts
+    ));
+    part.duplicates = vec![
+        "what the handler does elsewhere is in no transaction: after a crash it runs again for messages that were not \
+         committed."
+            .to_owned(),
+        "the message itself is in the log twice: see what its route promises.".to_owned(),
+        "somebody reads what is not committed (isolation.level=read_uncommitted).".to_owned(),
+    ];
+    let settings = [
+        ("handler", group.handler.kind().to_owned()),
+        ("dead letters", dead),
+        ("retry.max_attempts", group.retry.max_attempts.to_string()),
+    ];
+    part.settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    part.needs = broker.map(|broker| needs(&broker)).unwrap_or_default();
     part
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use broker::Plan;
 use comfy_table::{Cell, Color};
-use message::{Finding, Health, Order};
+use message::{Finding, Health, Order, Semantics};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
@@ -80,6 +80,8 @@ fn plan(config: &Config, broker: &str) -> Plan {
     let heard = consumers.iter().flat_map(|(_, group)| group.topics.iter().map(String::as_str));
     let mut topics: Vec<String> =
         exact.chain(heard).filter(|topic| !topic.contains('*')).map(str::to_owned).collect();
+    let transforming = consumers.iter().filter(|(_, group)| group.semantics == Semantics::ExactlyOnce);
+    topics.extend(transforming.map(|(name, _)| inbox::Transform::dead_topic(name)));
     topics.sort_unstable();
     topics.dedup();
     Plan {

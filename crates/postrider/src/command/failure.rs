@@ -49,6 +49,11 @@ impl Failure {
         Self::new(Exit::Usage, text)
     }
 
+    /// The command was done, and what it found is not as it should be.
+    pub(super) fn differs(text: impl Into<String>) -> Self {
+        Self { code: "differs", ..Self::new(Exit::Unexpected, text) }
+    }
+
     /// Whoever read our output has seen enough: `postrider list | head`.
     pub(super) fn is_closed_pipe(&self) -> bool {
         self.closed_pipe

@@ -15,6 +15,7 @@ pub(super) fn check(config: &Config, brokers: &BTreeMap<String, Connected>) -> R
             guarantees: broker.publisher.guarantees(),
             transacts: broker.publisher.transactions().is_some(),
             receives: broker.subscriber.is_some(),
+            transforms: broker.subscriber.as_ref().is_some_and(|subscriber| subscriber.together().is_some()),
         };
         (name.as_str(), able)
     });
@@ -27,6 +28,8 @@ struct Able {
     guarantees: Guarantees,
     transacts: bool,
     receives: bool,
+    /// What is received and what is made of it can be one transaction.
+    transforms: bool,
 }
 
 /// Why exactly once cannot be had of a broker.
@@ -65,9 +68,19 @@ fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
             ));
         }
     }
+    if let Some(heard) = &config.producer.acknowledgements
+        && brokers.get(heard.broker.as_str()).is_some_and(|able| !able.receives)
+    {
+        misfits.push(format!(
+            "producer.acknowledgements.broker: nothing can be received from `{}`: let groups acknowledge by HTTP, or use a \
+             broker that can be listened to",
+            heard.broker
+        ));
+    }
     let mut heard: BTreeMap<(&str, &str), &str> = BTreeMap::new();
     for (name, consumer) in &config.consumers {
-        let Some(Able { guarantees, receives, .. }) = brokers.get(consumer.broker.as_str()) else { continue };
+        let Some(able) = brokers.get(consumer.broker.as_str()) else { continue };
+        let Able { guarantees, receives, transforms, .. } = able;
         if !receives {
             misfits.push(format!(
                 "consumers.{name}.broker: nothing can be received from `{}`, it only takes messages; whoever is there \
@@ -75,6 +88,14 @@ fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
                 consumer.broker
             ));
             continue;
+        }
+        if consumer.semantics == Semantics::ExactlyOnce && !transforms {
+            misfits.push(format!(
+                "consumers.{name}.semantics: exactly-once cannot be had of `{}`: what a group receives and what it sends \
+                 cannot be one transaction there; the nearest that can is \"effectively-once\", and Kafka has such \
+                 transactions",
+                consumer.broker
+            ));
         }
         if consumer.order == Order::Key && !guarantees.key_order {
             misfits.push(format!(
@@ -107,7 +128,7 @@ mod tests {
     /// A plain queue: no order, no groups.
     fn queue(receives: bool) -> BTreeMap<&'static str, Able> {
         let guarantees = Guarantees { max_batch: 1, ..Guarantees::default() };
-        BTreeMap::from([("queue", Able { guarantees, transacts: false, receives })])
+        BTreeMap::from([("queue", Able { guarantees, transacts: false, receives, transforms: false })])
     }
 
     #[test]
@@ -131,6 +152,22 @@ mod tests {
             refused(|able| able.guarantees.deduplication = Some(Duration::from_secs(7 * 86_400))).is_empty()
         );
         assert!(refused(|able| able.transacts = true).is_empty());
+    }
+
+    #[test]
+    fn a_group_that_transforms_is_refused_where_offsets_and_messages_are_not_one_transaction() {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a file");
+        let settings = "[brokers.queue]\nurl = \"embedded://\"\n[routes.all]\ntopics = [\"*\"]\norder = \"none\"\n\
+             [consumers.a]\ntopics = [\"t\"]\norder = \"none\"\nsemantics = \"exactly-once\"\n\
+             handler = { command = \"bill\" }\n";
+        std::fs::write(file.path(), settings).expect("it can be written");
+        let config = config::load(Some(file.path()), std::iter::empty()).expect("it is well written").config;
+        let found = misfits(&config, &queue(true));
+        assert!(found.len() == 1 && found[0].starts_with("consumers.a.semantics"), "{found:?}");
+        assert!(found[0].contains("\"effectively-once\""), "{found:?}");
+        let mut brokers = queue(true);
+        brokers.values_mut().for_each(|able| able.transforms = true);
+        assert!(misfits(&config, &brokers).is_empty());
     }
 
     #[test]

@@ -58,7 +58,7 @@ async fn overview(desk: &Desk, output: &mut Output) -> Result<(), Failure> {
         if !groups.is_empty() {
             output.line("")?;
             output.table(
-                ["group", "processed", "duplicates", "parked", "dead"],
+                ["group", "processed", "duplicates", "parked", "dead", "ids kept"],
                 groups.iter().map(|(group, counts)| {
                     [
                         Cell::new(group),
@@ -66,6 +66,7 @@ async fn overview(desk: &Desk, output: &mut Output) -> Result<(), Failure> {
                         Cell::new(counts.duplicates),
                         Cell::new(counts.parked),
                         Cell::new(counts.dead),
+                        Cell::new(counts.ids),
                     ]
                 }),
             )?;

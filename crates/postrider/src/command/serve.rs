@@ -4,7 +4,9 @@
 //! nothing. On the first signal things stop in the order in which messages flow out of them: no new requests, then the
 //! consumers finish what they have in hand, then the relay gives its lanes back.
 
+mod acknowledgements;
 mod banner;
+mod flow;
 mod health;
 mod parts;
 mod signals;
@@ -18,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use self::flow::Flows;
 use self::health::Pulse;
 use self::parts::Parts;
 use self::signals::Signals;
@@ -46,20 +49,30 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     let backend::Opened { store, promises } = backend::open(&config).await?;
     let inboxes = inboxes::open(&config, &store).await?;
     let past_the_store = config.routes.values().any(|route| route.semantics.bypasses_store());
-    let needed = runs(Part::Relay) || runs(Part::Consumer) || past_the_store;
+    let listens = runs(Part::Producer) && config.producer.acknowledgements.is_some();
+    let needed = runs(Part::Relay) || runs(Part::Consumer) || past_the_store || listens;
     let brokers = if needed { parts::brokers(&config)? } else { parts::Brokers::new() };
 
+    let flows = Flows::of(&config);
+    // What is counted passes through a counter; everything else goes as it did.
+    let (counted, doing) = match &flows {
+        Some(flows) => (flows.brokers(&brokers), flows.inboxes(&store, &inboxes)),
+        None => (brokers.clone(), inboxes.clone()),
+    };
     let mut parts = Parts::default();
     if runs(Part::Producer) && past_the_store {
-        parts.express = parts::express(&config, &brokers)?.map(Arc::new);
+        parts.express = parts::express(&config, &counted)?.map(Arc::new);
     }
     if runs(Part::Relay) {
-        parts.relay = Some(parts::relay(&config, store.clone(), &brokers)?);
+        parts.relay = Some(parts::relay(&config, store.clone(), &counted)?);
         parts.cleaner = Some(tokio::spawn(clean(config.clone(), store.clone())));
     }
     if runs(Part::Consumer) {
-        parts.consumers = parts::consumers(&config, &store, &inboxes, &brokers).await?;
+        parts.consumers = parts::consumers(&config, &store, &doing, &brokers).await?;
+        parts.transforms = parts::transforming(&config, &brokers)?;
     }
+    parts.watchers = flows.iter().flat_map(|flows| flows.watch(&config)).collect();
+    parts.flows = flows;
     let pulse = Pulse::of(&parts, &brokers);
     let desk = Arc::new(parts.desk(world::desk(&config, store.clone(), inboxes)));
     let (stop, stopped) = watch::channel(false);
@@ -72,6 +85,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     banner::print(&running, output)?;
 
     if let Some(listener) = producer {
+        parts.listeners.extend(parts::acknowledgements(&config, &brokers, &desk, stopped.clone())?);
         let contract = contract::draw_up(&config, &brokers, promises);
         let router = server::producer(parts::producer_api(&config, desk.clone(), &pulse, contract));
         parts.listeners.push(run_listener(listener, router, stopped.clone()));

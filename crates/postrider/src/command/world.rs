@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use admin::{ConsumerView, Desk, RouteView, Topology};
 use broker::{Connected, Surroundings, Unopened};
-use message::Limits;
+use message::{Limits, Semantics};
 
 use super::failure::{Exit, Failure};
 use super::inboxes::Inboxes;
@@ -52,8 +53,15 @@ pub(super) fn topology(config: &Config) -> Topology {
         broker: consumer.broker.clone(),
         semantics: consumer.semantics,
         handler: consumer.handler.kind().to_owned(),
-        dedup: consumer.dedup.word().to_owned(),
-        keep_ids: consumer.keep_ids,
+        dedup: match consumer.semantics {
+            Semantics::ExactlyOnce => "offsets".to_owned(),
+            _ => consumer.dedup.word().to_owned(),
+        },
+        // What is sent again, such a group takes for another message.
+        keep_ids: match consumer.semantics {
+            Semantics::ExactlyOnce => Duration::ZERO,
+            _ => consumer.keep_ids,
+        },
     });
     Topology { routes: routes.collect(), consumers: consumers.collect() }
 }

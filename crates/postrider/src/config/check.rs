@@ -3,6 +3,8 @@
 //! Semantics are checked here against what the brokers and the consumer groups can do, so that a promise nobody
 //! can keep is found by the person who writes it down and not by the one whose message is lost.
 
+mod exact;
+
 use std::time::Duration;
 
 use message::Semantics;
@@ -12,7 +14,7 @@ use super::read::Places;
 use super::section::nearest;
 use super::tree::Origin;
 use super::units::duration_text;
-use super::{Acknowledge, Complaint, Config, Consumer, Dedup, Handler, Place, Route};
+use super::{Acknowledge, AcknowledgeTo, Complaint, Config, Consumer, Dedup, Handler, Place, Route};
 
 /// Why a group cannot keep a promise, and the nearest that it can; nothing where it can.
 fn unkept_by_group(semantics: Semantics) -> Option<(&'static str, Semantics)> {
@@ -20,16 +22,16 @@ fn unkept_by_group(semantics: Semantics) -> Option<(&'static str, Semantics)> {
         Semantics::None | Semantics::BestEffort => {
             Some(("a group that may lose a message still handles it once at most", Semantics::AtMostOnce))
         }
-        Semantics::ExactlyOnce => Some((
-            "work outside the broker is in no transaction of its; with an sql handler the work of a message is done once",
-            Semantics::EffectivelyOnce,
-        )),
         _ => None,
     }
 }
 
 /// A relay must be able to publish, settle and renew well within its lease.
 const LEAST_LEASE: Duration = Duration::from_secs(1);
+
+/// A window is looked at ten times; and what happened yesterday is no news.
+const WINDOWS: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
 /// Mistakes, and things that work but may surprise.
 #[derive(Debug, Default)]
@@ -43,6 +45,7 @@ pub(super) fn check(config: &Config, places: &Places) -> Findings {
     let mut checker = Checker { config, places, findings: Findings::default() };
     checker.relay();
     checker.patterns();
+    checker.acknowledgements();
     for (name, route) in &config.routes {
         checker.route(name, route);
     }
@@ -102,6 +105,16 @@ impl Checker<'_> {
         }
     }
 
+    fn acknowledgements(&mut self) {
+        let heard = self.config.producer.acknowledgements.as_ref();
+        if let Some(heard) = heard {
+            self.broker("producer.acknowledgements", &heard.broker);
+        }
+        if let Some(AcknowledgeTo::Topic { broker, .. }) = &self.config.consumer.acknowledge_to {
+            self.broker("consumer.acknowledge_to", broker);
+        }
+    }
+
     fn patterns(&mut self) {
         let all: Vec<_> = self
             .config
@@ -146,6 +159,13 @@ impl Checker<'_> {
         let section = format!("routes.{name}");
         self.broker(&section, &route.broker);
         self.retry(&section, &route.retry);
+        if let Some(watch) = route.watch.filter(|watch| !WINDOWS.contains(&watch.window)) {
+            let [window, least, most] = [watch.window, *WINDOWS.start(), *WINDOWS.end()].map(duration_text);
+            self.refuse(
+                &format!("{section}.watch.window"),
+                format!("{window} is no window to watch a flow in: use {least} to {most}"),
+            );
+        }
         if self.config.relay.claims.is_some()
             && (!route.semantics.sends_again() || route.semantics == Semantics::ExactlyOnce)
         {
@@ -199,11 +219,17 @@ impl Checker<'_> {
                     route.broker, consumer.broker
                 ));
             }
-            self.keep_ids(&section, consumer, topic, route_name, route);
-            self.acknowledge(&section, consumer, route_name, route);
+            if consumer.semantics != Semantics::ExactlyOnce {
+                self.keep_ids(&section, consumer, topic, route_name, route);
+                self.acknowledge(&section, consumer, route_name, route);
+            }
         }
-        self.dedup(&section, consumer);
-        self.outside(&section, consumer);
+        if consumer.semantics == Semantics::ExactlyOnce {
+            self.exact(&section, consumer);
+        } else {
+            self.dedup(&section, consumer);
+            self.outside(&section, consumer);
+        }
         self.findings.dedup();
     }
 

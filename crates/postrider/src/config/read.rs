@@ -7,12 +7,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use broker::Format;
-use message::{OnDead, Order, RetryPolicy, Secrets, Semantics, TopicPattern, check_topic};
+use message::{OnDead, Order, RetryPolicy, Secrets, Semantics, TopicPattern, check_group, check_topic};
 
 use super::section::{Complaints, Found, Section, nearest};
 use super::tree::{Node, Origin, Table, Value};
 use super::{
-    Broker, Claims, Complaint, Config, ConsumerSide, Dedup, Log, LogFormat, Place, Producer, Relay, Route,
+    AcknowledgeTo, Acknowledgements, Broker, Claims, Complaint, Config, ConsumerSide, Dedup, Log, LogFormat,
+    Place, Producer, Relay, Route, Watch,
 };
 
 const SECTIONS: [&str; 8] =
@@ -77,29 +78,60 @@ impl<'a> Reader<'a> {
     }
 
     fn producer(&mut self, node: Option<Node>) -> Producer {
-        let mut section = self.section("producer", node, &["listen", "body_limit", "acknowledge_secrets"]);
-        self.mark(&section, &["listen"]);
+        const KEYS: [&str; 4] = ["listen", "body_limit", "acknowledge_secrets", "acknowledgements"];
+        let mut section = self.section("producer", node, &KEYS);
+        self.mark(&section, &["listen", "acknowledgements"]);
         Producer {
             listen: listen(&mut section, 5299),
             body_limit: section.size("body_limit", 1 << 20),
             acknowledge_secrets: secrets(&mut section),
+            acknowledgements: self.acknowledgements(&mut section),
         }
+    }
+
+    fn acknowledgements(&mut self, section: &mut Section<'a>) -> Option<Acknowledgements> {
+        let node = section.take("acknowledgements")?;
+        let path = section.name("acknowledgements");
+        let mut section = self.section(&path, Some(node), &["topic", "broker", "group"]);
+        let (topic, broker) = self.topic_of(&mut section);
+        let group = section.parsed("group", |group| {
+            check_group(group).map(|()| group.to_owned()).map_err(|invalid| invalid.to_string())
+        });
+        let group = group.map_or_else(|| "producer".to_owned(), |found| found.value);
+        Some(Acknowledgements { topic, broker, group })
+    }
+
+    /// `{ topic = "…", broker = "…" }`
+    fn topic_of(&mut self, section: &mut Section<'a>) -> (String, String) {
+        let (has, origin) = (section.has("topic"), section.origin().clone());
+        let topic = section.parsed("topic", |topic| {
+            check_topic(topic).map(|()| topic.to_owned()).map_err(|invalid| invalid.to_string())
+        });
+        if !has {
+            section.complain("", origin, "needs a `topic`, such as \"acknowledgements\"");
+        }
+        (topic.map(|found| found.value).unwrap_or_default(), self.broker(section))
     }
 
     fn consumer_side(&mut self, node: Option<Node>) -> ConsumerSide {
         let mut section = self.section("consumer", node, &["listen", "acknowledge_to", "redis"]);
-        self.mark(&section, &["listen", "redis"]);
+        self.mark(&section, &["listen", "acknowledge_to", "redis"]);
         let listen = listen(&mut section, 5287);
-        let acknowledge_to = section.parsed("acknowledge_to", |url| {
-            http_url(url)?;
-            Ok(url.trim_end_matches('/').to_owned())
-        });
+        let acknowledge_to = match section.peek("acknowledge_to") {
+            Some(Value::Table(_)) => {
+                let (path, node) = (section.name("acknowledge_to"), section.take("acknowledge_to"));
+                let (topic, broker) = self.topic_of(&mut self.section(&path, node, &["topic", "broker"]));
+                Some(AcknowledgeTo::Topic { topic, broker })
+            }
+            _ => section
+                .parsed("acknowledge_to", |url| {
+                    http_url(url)?;
+                    Ok(AcknowledgeTo::Http(url.trim_end_matches('/').to_owned()))
+                })
+                .map(|found| found.value),
+        };
         let redis = section.parsed("redis", redis_url);
-        ConsumerSide {
-            listen,
-            acknowledge_to: acknowledge_to.map(|found| found.value),
-            redis: redis.map(|found| found.value),
-        }
+        ConsumerSide { listen, acknowledge_to, redis: redis.map(|found| found.value) }
     }
 
     fn relay(&mut self, node: Option<Node>) -> Relay {
@@ -173,7 +205,7 @@ impl<'a> Reader<'a> {
     }
 
     fn routes(&mut self, node: Option<Node>) -> BTreeMap<String, Route> {
-        const KEYS: [&str; 10] = [
+        const KEYS: [&str; 11] = [
             "topics",
             "broker",
             "semantics",
@@ -184,6 +216,7 @@ impl<'a> Reader<'a> {
             "retry",
             "cloudevents",
             "source",
+            "watch",
         ];
         let mut routes = BTreeMap::new();
         for (name, node) in self.named("routes", node) {
@@ -199,10 +232,24 @@ impl<'a> Reader<'a> {
                 on_dead: section.word("on_dead", &ON_DEADS, OnDead::Hold),
                 retry: self.retry(&mut section),
                 format: format(&mut section, &name),
+                watch: self.watch(&mut section),
             };
             routes.insert(name, route);
         }
         routes
+    }
+
+    fn watch(&mut self, section: &mut Section<'a>) -> Option<Watch> {
+        const KEYS: [&str; 2] = ["window", "drop"];
+        if !section.has("watch") {
+            return None;
+        }
+        let mut watch = self.section(&section.name("watch"), section.take("watch"), &KEYS);
+        self.mark(&watch, &KEYS);
+        Some(Watch {
+            window: watch.duration("window", Duration::from_secs(5 * 60)),
+            drop: watch.share("drop", 0.5),
+        })
     }
 
     fn patterns(&mut self, section: &mut Section<'a>) -> Vec<TopicPattern> {

@@ -152,6 +152,23 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// A share: more than nothing and less than all.
+    pub(super) fn share(&mut self, key: &str, default: f64) -> f64 {
+        let Some(Node { value, origin }) = self.take(key) else { return default };
+        match value {
+            Value::Fraction(share) if share > 0.0 && share < 1.0 => share,
+            Value::Fraction(_) | Value::Integer(_) => {
+                self.complain(key, origin, "use a share between 0 and 1, such as 0.5");
+                default
+            }
+            other => {
+                let found = other.kind();
+                self.complain(key, origin, format!("expected a share such as 0.5, found {found}"));
+                default
+            }
+        }
+    }
+
     /// Yes or no.
     pub(super) fn flag(&mut self, key: &str, default: bool) -> bool {
         let Some(Node { value, origin }) = self.take(key) else { return default };

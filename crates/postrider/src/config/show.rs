@@ -7,7 +7,9 @@ use message::{OnDead, Order, RetryPolicy};
 use store::Sent;
 
 use super::units::{duration_text, size_text};
-use super::{ACCEPT_LOSS, Acknowledge, Config, Handler, LogFormat, Place};
+use super::{
+    ACCEPT_LOSS, Acknowledge, AcknowledgeTo, Acknowledgements, Config, Handler, LogFormat, Place, Watch,
+};
 
 impl Config {
     /// The whole as TOML, every default spelled out.
@@ -28,9 +30,23 @@ impl Config {
         if let Some(secrets) = &self.producer.acknowledge_secrets {
             writeln!(out, "# acknowledge_secrets: {}, not shown", secrets.count())?;
         }
+        if let Some(Acknowledgements { topic, broker, group }) = &self.producer.acknowledgements {
+            writeln!(
+                out,
+                "acknowledgements = {{ topic = {}, broker = {}, group = {} }}",
+                quoted(topic),
+                quoted(broker),
+                quoted(group)
+            )?;
+        }
         writeln!(out, "\n[consumer]\nlisten = \"{}\"", self.consumer.listen)?;
-        if let Some(url) = &self.consumer.acknowledge_to {
-            writeln!(out, "acknowledge_to = {}", quoted(&redacted(url)))?;
+        match &self.consumer.acknowledge_to {
+            Some(AcknowledgeTo::Http(url)) => writeln!(out, "acknowledge_to = {}", quoted(&redacted(url)))?,
+            Some(AcknowledgeTo::Topic { topic, broker }) => {
+                let (topic, broker) = (quoted(topic), quoted(broker));
+                writeln!(out, "acknowledge_to = {{ topic = {topic}, broker = {broker} }}")?;
+            }
+            None => {}
         }
         if let Some(url) = &self.consumer.redis {
             writeln!(out, "redis = {}", quoted(&redacted(url)))?;
@@ -110,6 +126,9 @@ impl Config {
             }
             writeln!(out, "order = \"{}\"\non_dead = \"{}\"", order(route.order), on_dead(route.on_dead))?;
             writeln!(out, "retry = {}", retry(&route.retry))?;
+            if let Some(Watch { window, drop }) = route.watch {
+                writeln!(out, "watch = {{ window = \"{}\", drop = {drop:?} }}", duration_text(window))?;
+            }
             let (mode, source) = match &route.format {
                 Format::Native => continue,
                 Format::CloudEvents { source } => ("binary", source),

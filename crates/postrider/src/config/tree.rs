@@ -56,7 +56,9 @@ pub(crate) enum Value {
     Integer(i64),
     /// Yes or no.
     Bool(bool),
-    /// Something that no setting takes: a date, or a number with a fraction.
+    /// A number with a fraction.
+    Fraction(f64),
+    /// Something that no setting takes, such as a date.
     Other(&'static str),
 }
 
@@ -71,6 +73,7 @@ impl Value {
             Self::Array(_) => "a list",
             Self::Text(_) => "a text",
             Self::Integer(_) => "a whole number",
+            Self::Fraction(_) => "a number with a fraction",
             Self::Bool(_) => "true or false",
             Self::Other(kind) => kind,
         }
@@ -108,7 +111,7 @@ pub(crate) fn parse_variable(name: &str, text: &str) -> Node {
     let origin = Origin::Variable(name.to_owned());
     let value = match DeValue::parse(text.trim()) {
         Ok(value) => match from_value(value.get_ref(), &|_| origin.clone()) {
-            // A date or a fraction is a text that happens to look like one: no setting takes either.
+            // A date is a text that happens to look like one: no setting takes it.
             Value::Other(_) => Value::Text(text.to_owned()),
             value => value,
         },
@@ -134,7 +137,10 @@ fn from_value(value: &DeValue<'_>, origin: &dyn Fn(usize) -> Origin) -> Value {
         DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
             .map_or(Value::Other("a number too large"), Value::Integer),
         DeValue::Boolean(yes) => Value::Bool(*yes),
-        DeValue::Float(_) => Value::Other("a number with a fraction"),
+        DeValue::Float(number) => {
+            let number = number.as_str().replace('_', "").parse();
+            number.map_or(Value::Other("a number that is none"), Value::Fraction)
+        }
         DeValue::Datetime(_) => Value::Other("a date"),
         DeValue::Array(items) => Value::Array(
             items

@@ -42,6 +42,12 @@ async fn the_outbox_is_measured_under_the_names_that_were_asked_for() {
     assert_eq!(value(text, "outbox_overdue{group=\"analytics\"}"), 7.0);
     assert_eq!(value(text, "outbox_unprocessed{group=\"analytics\"}"), 2.0);
     assert_eq!(value(text, "outbox_redelivered_total{group=\"analytics\"}"), 9.0);
+    assert_eq!(value(text, "outbox_route_total{route=\"orders\"}"), 40.0);
+    assert_eq!(value(text, "outbox_route_flow{route=\"orders\"}"), 2.5);
+    assert_eq!(value(text, "outbox_route_flow_usual{route=\"orders\"}"), 8.0);
+    assert_eq!(value(text, "outbox_route_flow_dropped{route=\"orders\"}"), 1.0);
+    assert_eq!(value(text, "outbox_route_total{route=\"users\"}"), 40.0);
+    assert!(!text.contains("outbox_route_flow_dropped{route=\"users\"}"), "nobody watches it");
     assert_eq!(value(text, "outbox_write_to_sent_seconds_count"), 1.0);
     assert_eq!(value(text, "outbox_write_to_sent_seconds_bucket{le=\"+Inf\"}"), 1.0);
     assert_eq!(value(text, "outbox_sent_to_acknowledged_seconds_count"), 0.0);
@@ -81,4 +87,18 @@ async fn inboxes_are_measured_by_group() {
     assert_eq!(value(&text, "inbox_duplicates_total{group=\"default-consumer-group\"}"), 2.0);
     assert_eq!(value(&text, "inbox_parked{group=\"analytics-group\"}"), 0.0);
     assert_eq!(value(&text, "inbox_dead{group=\"analytics-group\"}"), 0.0);
+    assert_eq!(value(&text, "inbox_dead_letters_total{group=\"billing\"}"), 2.0);
+    assert_eq!(
+        value(&text, "inbox_ids{group=\"default-consumer-group\"}"),
+        1.0,
+        "duplicates are not kept twice"
+    );
+    assert!(value(&text, "inbox_ids_bytes{group=\"default-consumer-group\"}") > 16.0);
+    assert_eq!(value(&text, "inbox_ids{group=\"analytics-group\"}"), 0.0);
+    // The handlers of this service write to the log: question and mark are one call, three times.
+    let labels = "group=\"default-consumer-group\",step=\"process\"";
+    assert_eq!(value(&text, &format!("inbox_deduplication_seconds_count{{{labels}}}")), 3.0);
+    assert!(value(&text, &format!("inbox_deduplication_seconds_sum{{{labels}}}")) > 0.0);
+    assert_eq!(value(&text, &format!("inbox_deduplication_seconds_bucket{{{labels},le=\"+Inf\"}}")), 3.0);
+    assert!(text.contains("# TYPE inbox_deduplication_seconds histogram\n"), "{text}");
 }

@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use inbox::{Group, Handler};
 use message::{Limits, OnDead, Order, RetryPolicy, Semantics, TopicPattern};
 use serde_json::Value;
-use server::{Component, Consumer, Hosts, Overdue, Producer, consumer, producer};
+use server::{Component, Consumer, FlowView, Hosts, Overdue, Producer, consumer, producer};
 use store::sqlite::SqliteStore;
 use store::{
     Batch, Beat, Claim, ClaimOrder, InboxRules, Instance, Lanes, Lease, Settlement, TopicRule, Verdict,
@@ -90,6 +90,7 @@ impl Service {
                 desk: Arc::clone(&desk),
                 health: Arc::clone(&health),
                 lost: Arc::new(|| vec![("fleeting".to_owned(), 3)]),
+                flows: Arc::new(|| vec![flow("orders", None, true), flow("users", None, false)]),
                 overdue: Arc::new(move || vec![late.clone()]),
                 contract: Arc::new(contract()),
                 body_limit: BODY_LIMIT,
@@ -100,6 +101,8 @@ impl Service {
                 groups,
                 health,
                 lost: Arc::new(Vec::new),
+                dead_letters: Arc::new(|| vec![("billing".to_owned(), 2)]),
+                flows: Arc::new(|| vec![flow("orders", Some("billing"), true)]),
                 body_limit: BODY_LIMIT,
                 hosts: Hosts::default(),
             }),
@@ -204,6 +207,18 @@ impl Service {
         })
         .await;
         id
+    }
+}
+
+/// A flow that is watched, or one that is only counted.
+fn flow(route: &str, group: Option<&str>, watched: bool) -> FlowView {
+    FlowView {
+        route: route.to_owned(),
+        group: group.map(str::to_owned),
+        total: 40,
+        now: watched.then_some(2.5),
+        usual: watched.then_some(8.0),
+        dropped: watched.then_some(true),
     }
 }
 

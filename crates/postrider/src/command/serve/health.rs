@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use server::{AllOverdue, Component, Health, Lost, Overdue};
+use server::{AllOverdue, Component, FlowView, Health, Lost, Overdue};
 
 use super::super::output::relative;
+use super::flow::Flows;
 use super::parts::{Brokers, Parts};
 
 /// What is asked.
@@ -16,11 +17,16 @@ pub(super) struct Pulse {
     express: Option<Arc<relay::Direct>>,
     brokers: Vec<String>,
     consumers: Vec<(String, inbox::Monitor)>,
+    /// Those of them whose work is messages.
+    transforms: Vec<(String, inbox::Monitor)>,
+    flows: Option<Arc<Flows>>,
 }
 
 impl Pulse {
     /// Asks these.
     pub(super) fn of(parts: &Parts, brokers: &Brokers) -> Self {
+        let transforms: Vec<_> =
+            parts.transforms.iter().map(|(group, running)| (group.clone(), running.monitor())).collect();
         Self {
             relay: parts.relay.as_ref().map(relay::Running::reporter),
             express: parts.express.clone(),
@@ -30,7 +36,10 @@ impl Pulse {
                 .consumers
                 .iter()
                 .map(|(group, consumer)| (group.name().to_owned(), consumer.monitor()))
+                .chain(transforms.iter().cloned())
                 .collect(),
+            transforms,
+            flows: parts.flows.clone(),
         }
     }
 
@@ -58,6 +67,26 @@ impl Pulse {
         Arc::new(move || {
             let lost = consumers.iter().map(|(group, monitor)| (group.clone(), monitor.status().lost));
             lost.filter(|(_, messages)| *messages > 0).collect()
+        })
+    }
+
+    /// What brokers took, by route.
+    pub(super) fn flows_of_routes(&self) -> server::Flows {
+        let flows = self.flows.clone();
+        Arc::new(move || flows.iter().flat_map(|flows| flows.of_routes()).collect())
+    }
+
+    /// What groups have done, by route.
+    pub(super) fn flows_of_groups(&self) -> server::Flows {
+        let flows = self.flows.clone();
+        Arc::new(move || flows.iter().flat_map(|flows| flows.of_groups()).collect())
+    }
+
+    /// What groups whose work is messages have given up.
+    pub(super) fn dead_letters(&self) -> Lost {
+        let transforms = self.transforms.clone();
+        Arc::new(move || {
+            transforms.iter().map(|(group, monitor)| (group.clone(), monitor.status().dead)).collect()
         })
     }
 
@@ -90,10 +119,14 @@ impl Pulse {
     }
 
     fn sending(&self) -> Vec<Component> {
+        let flows: Vec<FlowView> = self.flows.iter().flat_map(|flows| flows.of_routes()).collect();
         let lost = self.losses().into_iter().map(|(route, (messages, error))| {
-            let detail = format!("{messages} lost since the start, the last because {error}");
+            let taken = flows.iter().find(|flow| flow.route == route).map(|flow| flow.total);
+            let share = taken.map(|taken| format!(" of {}", taken + messages)).unwrap_or_default();
+            let detail = format!("{messages}{share} lost since the start, the last because {error}");
             component(&format!("route {route}"), true, detail)
         });
+        let lost = lost.chain(flows.iter().filter_map(flowing));
         let Some(reporter) = &self.relay else { return lost.collect() };
         let status = reporter.status();
         let mut components = vec![match status.problem {
@@ -126,7 +159,8 @@ impl Pulse {
             let status = monitor.status();
             let (ok, detail) = match status.condition {
                 inbox::Condition::Running => {
-                    (true, format!("{} done, {} duplicates since the start", status.done, status.duplicates))
+                    let (done, duplicates, dead) = (status.done, status.duplicates, status.dead);
+                    (true, format!("{done} done, {duplicates} duplicates, {dead} dead since the start"))
                 }
                 inbox::Condition::Paused { since, error } => {
                     let since = relative(since, Utc::now());
@@ -136,8 +170,21 @@ impl Pulse {
             };
             component(&format!("consumer {group}"), ok, detail)
         };
-        self.consumers.iter().map(consumer).collect()
+        let flows: Vec<FlowView> = self.flows.iter().flat_map(|flows| flows.of_groups()).collect();
+        self.consumers.iter().map(consumer).chain(flows.iter().filter_map(flowing)).collect()
     }
+}
+
+/// What is said of a flow that is watched. Nothing here is broken: perhaps there is nothing to send.
+fn flowing(flow: &FlowView) -> Option<Component> {
+    let (now, route) = (flow.now?.round(), &flow.route);
+    let usual = flow.usual.map(|usual| format!(", usually {}/min", usual.round())).unwrap_or_default();
+    let name = match &flow.group {
+        None => format!("flow of route {route}"),
+        Some(group) => format!("flow of route {route} to {group}"),
+    };
+    let dropped = if flow.dropped? { "dropped: " } else { "" };
+    Some(component(&name, true, format!("{dropped}{now}/min{usual}")))
 }
 
 fn said_of(breaker: &relay::BreakerView) -> String {

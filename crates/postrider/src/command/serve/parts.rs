@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use admin::{Contract, Desk};
 use broker::{Connected, Publisher, Subscriber};
-use inbox::{Acknowledge, CommandHandler, Group, HttpHandler};
+use inbox::{Acknowledge, CommandHandler, Group, HttpHandler, Maker, Transform};
 use message::{Message, OnDead, Order, Semantics};
 use store::{Inbox, InboxRules, Store, Work};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::super::failure::Failure;
 use super::super::inboxes::Inboxes;
 use super::super::{fit, world};
+use super::acknowledgements::listen;
+use super::flow::Flows;
 use super::health::Pulse;
-use crate::config::{Config, Consumer, Dedup, Handler};
+use crate::config::{AcknowledgeTo, Config, Consumer, Dedup, Handler};
 
 /// Open brokers by name.
 pub(super) type Brokers = BTreeMap<String, Connected>;
@@ -26,8 +29,12 @@ pub(super) struct Parts {
     pub(super) listeners: Vec<JoinHandle<()>>,
     pub(super) express: Option<Arc<relay::Direct>>,
     pub(super) consumers: Vec<(Arc<Group>, inbox::Running)>,
+    /// Groups whose work is messages, by name.
+    pub(super) transforms: Vec<(String, inbox::Running)>,
     pub(super) relay: Option<relay::Running>,
     pub(super) cleaner: Option<JoinHandle<()>>,
+    pub(super) flows: Option<Arc<Flows>>,
+    pub(super) watchers: Vec<JoinHandle<()>>,
 }
 
 /// The way past the store, as the desk knows it.
@@ -58,11 +65,13 @@ impl Parts {
             express.drain(relay::Settings::default().drain).await;
         }
         // Together: each may have to wait for a handler of its own.
-        let consumers: Vec<_> =
-            self.consumers.into_iter().map(|(_, consumer)| tokio::spawn(consumer.drain())).collect();
+        let consumers = self.consumers.into_iter().map(|(_, consumer)| consumer);
+        let consumers = consumers.chain(self.transforms.into_iter().map(|(_, transform)| transform));
+        let consumers: Vec<_> = consumers.map(|consumer| tokio::spawn(consumer.drain())).collect();
         for consumer in consumers {
             let _ = consumer.await;
         }
+        self.watchers.iter().for_each(JoinHandle::abort);
         if let Some(cleaner) = self.cleaner {
             cleaner.abort();
         }
@@ -197,7 +206,46 @@ fn claims(config: &Config) -> Result<Option<Arc<dyn relay::claims::Claims>>, Fai
     Ok(None)
 }
 
-/// Starts every consumer group.
+/// Whether the work of a group is messages.
+fn transforms(consumer: &Consumer) -> bool {
+    consumer.semantics == Semantics::ExactlyOnce
+}
+
+/// Starts every group whose work is messages.
+pub(super) fn transforming(
+    config: &Config,
+    brokers: &Brokers,
+) -> Result<Vec<(String, inbox::Running)>, Failure> {
+    let mut running = Vec::new();
+    for (name, consumer) in config.consumers.iter().filter(|(_, consumer)| transforms(consumer)) {
+        let maker = match &consumer.handler {
+            Handler::Http { url, timeout } => Maker::http(http(name, url, *timeout)?),
+            Handler::Command { line, timeout } => Maker::command(command(line, *timeout)?),
+            other => {
+                return Err(Failure::usage(format!("consumers.{name}.handler: {} makes none", other.kind())));
+            }
+        };
+        let together = subscriber_of(brokers, &consumer.broker)?.together();
+        let together = together
+            .ok_or_else(|| Failure::usage(format!("the broker `{}` has no transactions", consumer.broker)))?;
+        let group = Transform::new(name, maker, consumer.retry.clone());
+        running.push((name.clone(), group.start(together, consumer.topics.clone())));
+    }
+    Ok(running)
+}
+
+fn http(group: &str, url: &str, timeout: Duration) -> Result<HttpHandler, Failure> {
+    let wrong = |error: inbox::BadHandler| Failure::usage(format!("consumers.{group}.handler: {error}"));
+    Ok(HttpHandler::new(url).map_err(wrong)?.timeout(timeout))
+}
+
+fn command(line: &[String], timeout: Duration) -> Result<CommandHandler, Failure> {
+    let (program, arguments) =
+        line.split_first().ok_or_else(|| Failure::usage("a command without a program"))?;
+    Ok(CommandHandler::new(program, arguments).timeout(timeout))
+}
+
+/// Starts every other consumer group.
 pub(super) async fn consumers(
     config: &Config,
     store: &Arc<dyn Store>,
@@ -205,8 +253,9 @@ pub(super) async fn consumers(
     brokers: &Brokers,
 ) -> Result<Vec<(Arc<Group>, inbox::Running)>, Failure> {
     let mut running = Vec::new();
-    for (name, consumer) in &config.consumers {
-        let group = Arc::new(group(config, name, consumer, store, inboxes.get(name).cloned()).await?);
+    for (name, consumer) in config.consumers.iter().filter(|(_, consumer)| !transforms(consumer)) {
+        let acknowledge = acknowledge_to(config, brokers)?;
+        let group = Arc::new(group(acknowledge, name, consumer, store, inboxes.get(name).cloned()).await?);
         let subscriber = subscriber_of(brokers, &consumer.broker)?;
         let started = inbox::Consumer::new(group.clone(), subscriber, consumer.topics.clone()).start();
         running.push((group, started));
@@ -214,8 +263,33 @@ pub(super) async fn consumers(
     Ok(running)
 }
 
-async fn group(
+/// Where groups acknowledge, if not in a store.
+fn acknowledge_to(config: &Config, brokers: &Brokers) -> Result<Option<Acknowledge>, Failure> {
+    let wrong = |error| Failure::usage(format!("consumer.acknowledge_to: {error}"));
+    match &config.consumer.acknowledge_to {
+        Some(AcknowledgeTo::Http(url)) => Acknowledge::http(url).map(Some).map_err(wrong),
+        Some(AcknowledgeTo::Topic { topic, broker }) => {
+            let publisher = publisher_of(brokers, broker)?;
+            Ok(Some(Acknowledge::Topic { publisher, topic: topic.clone() }))
+        }
+        None => Ok(None),
+    }
+}
+
+/// Listens to those who acknowledge by a topic.
+pub(super) fn acknowledgements(
     config: &Config,
+    brokers: &Brokers,
+    desk: &Arc<Desk>,
+    stopped: watch::Receiver<bool>,
+) -> Result<Option<JoinHandle<()>>, Failure> {
+    let Some(heard) = &config.producer.acknowledgements else { return Ok(None) };
+    let subscriber = subscriber_of(brokers, &heard.broker)?;
+    Ok(Some(tokio::spawn(listen(subscriber, heard.clone(), desk.clone(), stopped))))
+}
+
+async fn group(
+    acknowledge: Option<Acknowledge>,
     name: &str,
     consumer: &Consumer,
     store: &Arc<dyn Store>,
@@ -224,7 +298,6 @@ async fn group(
     // With marks in Redis the acknowledgement cannot be in their transaction; the store is told afterwards.
     let apart = consumer.dedup == Dedup::Redis && elsewhere.is_some();
     let inbox = elsewhere.unwrap_or_else(|| store.clone());
-    let wrong = |error: inbox::BadHandler| Failure::usage(format!("consumers.{name}.handler: {error}"));
     let handler = match &consumer.handler {
         Handler::Log => inbox::Handler::Log,
         Handler::Sql(statement) => {
@@ -235,18 +308,11 @@ async fn group(
             check(name, &*inbox, Work::Script(script.clone())).await?;
             inbox::Handler::Script(script.clone())
         }
-        Handler::Http { url, timeout } => {
-            inbox::Handler::Http(HttpHandler::new(url).map_err(wrong)?.timeout(*timeout))
-        }
-        Handler::Command { line, timeout } => {
-            let (program, arguments) =
-                line.split_first().ok_or_else(|| Failure::usage("a command without a program"))?;
-            inbox::Handler::Command(CommandHandler::new(program, arguments).timeout(*timeout))
-        }
+        Handler::Http { url, timeout } => inbox::Handler::Http(http(name, url, *timeout)?),
+        Handler::Command { line, timeout } => inbox::Handler::Command(command(line, *timeout)?),
     };
-    let acknowledge = match &config.consumer.acknowledge_to {
-        Some(url) => Acknowledge::http(url)
-            .map_err(|error| Failure::usage(format!("consumer.acknowledge_to: {error}")))?,
+    let acknowledge = match acknowledge {
+        Some(acknowledge) => acknowledge,
         None if apart => Acknowledge::Store(store.clone()),
         None => Acknowledge::InStore,
     };
@@ -285,6 +351,7 @@ pub(super) fn producer_api(
         health: pulse.of_producer(),
         lost: pulse.lost_by_routes(),
         overdue: pulse.overdue(),
+        flows: pulse.flows_of_routes(),
         contract: Arc::new(contract),
         body_limit: config.producer.body_limit,
         hosts: server::Hosts::default(),
@@ -303,6 +370,8 @@ pub(super) fn consumer_api(
         groups: parts.consumers.iter().map(|(group, _)| group.clone()).collect(),
         health: pulse.of_consumer(),
         lost: pulse.lost_by_groups(),
+        dead_letters: pulse.dead_letters(),
+        flows: pulse.flows_of_groups(),
         body_limit: config.producer.body_limit,
         hosts: server::Hosts::default(),
     }

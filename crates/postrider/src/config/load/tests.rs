@@ -102,6 +102,10 @@ fn what_cannot_work_is_refused_with_what_can() {
         ("[producer]\nlisten = \"here\"", "`here` is not an address to listen on"),
         ("[producer]\nbody_limit = \"1.5MB\"", "is not a size"),
         ("[consumer]\nacknowledge_to = \"host\"", "expected a URL"),
+        ("[consumer]\nacknowledge_to = { broker = \"main\" }", "needs a `topic`"),
+        ("[consumer]\nacknowledge_to = { topic = \"acks\", broker = \"mian\" }", "there is no broker `mian`"),
+        ("[producer]\nacknowledgements = { topic = \"a b\" }", "topic"),
+        ("[producer]\nacknowledgements = { topic = \"acks\", group = \"\" }", "group"),
         ("[relay]\nlease = \"10ms\"\npoll = \"5ms\"", "10ms is too short"),
         ("[relay]\nlease = \"2s\"\npoll = \"5s\"", "5s is longer than the lease of 2s"),
         ("[relay]\nlease = 30", "expected a text in quotes, found a whole number"),
@@ -131,7 +135,15 @@ fn what_cannot_work_is_refused_with_what_can() {
         ),
         (
             "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"exactly-once\"",
-            "the nearest that can is \"effectively-once\"",
+            "log makes none; the nearest that can is \"effectively-once\"",
+        ),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"exactly-once\"\nhandler = { command = \"x\" }\nacknowledge = {}",
+            "acknowledges to nobody",
+        ),
+        (
+            "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"exactly-once\"\nhandler = { command = \"x\" }\nkeep_ids = \"9d\"",
+            "keeps no ids",
         ),
         ("[routes.a]\ntopics = [\"*\"]\nsemantics = \"atleastonce\"", "did you mean `at-least-once`?"),
         ("[routes.a]\ntopics = [\"*\"]\norder = \"keys\"", "did you mean `key`?"),

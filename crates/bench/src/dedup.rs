@@ -1,0 +1,295 @@
+//! What recognising duplicates costs: a consumer that remembers nothing, beside the same one with each kind of memory.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use async_trait::async_trait;
+use broker::{Outcome, Outgoing, Publisher, embedded};
+use inbox::{Consumer, Group, Handler};
+use message::{Message, MessageId};
+use store::hybrid::Hybrid;
+use store::redis::RedisStore;
+use store::{
+    Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
+    Remembered, Reservation, Work,
+};
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use crate::postgres::{Database, connect};
+use crate::{Size, arrow};
+
+/// Connections of the application.
+const CONNECTIONS: usize = 16;
+
+/// What the handler does with a message.
+const EFFECT: &str = "INSERT INTO effects (message_id, key) VALUES ($1, $2)";
+
+/// Where a consumer remembers, and what works beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Nowhere: the handler has a connection of its own.
+    None,
+    Sql,
+    Redis,
+    Hybrid,
+    /// Nowhere: the statement of the handler, many messages in a transaction.
+    TogetherWithout,
+    /// In the transaction of the handler's statement.
+    TogetherSql,
+    TogetherHybrid,
+}
+
+impl Kind {
+    /// Each beside that without a memory.
+    const APART: [Self; 4] = [Self::None, Self::Sql, Self::Redis, Self::Hybrid];
+    const TOGETHER: [Self; 3] = [Self::TogetherWithout, Self::TogetherSql, Self::TogetherHybrid];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none, closure",
+            Self::Sql => "sql, closure",
+            Self::Redis => "redis, closure",
+            Self::Hybrid => "hybrid, closure",
+            Self::TogetherWithout => "none, sql",
+            Self::TogetherSql => "sql, sql",
+            Self::TogetherHybrid => "hybrid, sql",
+        })
+    }
+}
+
+/// Runs each kind `rounds` times, in turns, and prints the medians.
+pub(crate) async fn run(server: &str, redis: &str, size: Size, rounds: usize, workers: usize) -> Result<()> {
+    for kinds in [&Kind::APART[..], &Kind::TOGETHER] {
+        let mut rates: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
+        for round in 1..=rounds {
+            for (kind, rates) in kinds.iter().zip(&mut rates) {
+                let (took, calls) = consume(*kind, server, redis, size, workers).await?;
+                let rate = size.messages as f64 / took.as_secs_f64();
+                println!("round {round}  {kind:<16} {rate:>9.0} /s{calls}");
+                rates.push(rate);
+            }
+        }
+        println!("\n{:<16}  {:>12}  {:>7}", "dedup, handler", "throughput", "share");
+        for (kind, with) in kinds.iter().zip(&rates) {
+            let shares = with.iter().zip(&rates[0]).map(|(with, without)| with / without);
+            println!("{kind:<16}  {:>9.0} /s  {:>7.2}", median(with.clone()), median(shares.collect()));
+        }
+        println!();
+    }
+    Ok(())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The time from the start of a consumer until it has done all that waits in its broker, and what it asked its memory.
+async fn consume(
+    kind: Kind,
+    server: &str,
+    redis: &str,
+    size: Size,
+    workers: usize,
+) -> Result<(Duration, String)> {
+    let folder = tempfile::tempdir()?;
+    let broker = embedded::Broker::open(embedded::Config::new(folder.path().join("broker.db")))?;
+    fill(&broker, size).await?;
+    let database = Database::make(server).await?;
+    let application = connect(&database.url).await?;
+    application
+        .batch_execute("CREATE TABLE effects (position bigserial PRIMARY KEY, message_id uuid, key text)")
+        .await?;
+    let rules = InboxRules { acknowledge: false, ..InboxRules::default() };
+    let group =
+        Group::new("bench", memory(kind, &database, redis).await?, handler(kind, &database).await?, rules)
+            .concurrency(workers);
+    let group = Arc::new(group);
+    let started = Instant::now();
+    let consumer = Consumer::new(Arc::clone(&group), Arc::new(broker), vec!["orders".to_owned()]).start();
+    while consumer.status().done < size.messages as u64 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let took = started.elapsed();
+    consumer.drain().await;
+    let effects: i64 = application.query_one("SELECT count(*) FROM effects", &[]).await?.try_get(0)?;
+    ensure!(effects == size.messages as i64, "{effects} effects of {} messages", size.messages);
+    drop(application);
+    database.forget().await?;
+    for keys in ["{bench}:*", "postrider:seen:*:bench:*"] {
+        sweep(redis, keys).await?;
+    }
+    let calls = group.deduplication().into_iter().map(|(step, times)| {
+        let calls: u64 = times.counts.iter().sum();
+        format!("  {step}: {calls} calls of {:.1?}", times.sum / u32::try_from(calls.max(1)).unwrap_or(1))
+    });
+    Ok((took, calls.collect()))
+}
+
+/// Removes what a run has left in Redis.
+async fn sweep(redis: &str, keys: &str) -> Result<()> {
+    let mut connection = redis::Client::open(redis)?.get_multiplexed_async_connection().await?;
+    let mut cursor = 0_u64;
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(keys).arg("COUNT").arg(10_000);
+        let found: Vec<Vec<u8>>;
+        (cursor, found) = scan.query_async(&mut connection).await?;
+        if !found.is_empty() {
+            redis::cmd("UNLINK").arg(found).exec_async(&mut connection).await?;
+        }
+        if cursor == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Messages that wait in the broker.
+async fn fill(broker: &embedded::Broker, size: Size) -> Result<()> {
+    let messages: Vec<_> = (0..size.messages)
+        .map(|number| Outgoing::new(arrow::message(size, number), number as i64 + 1))
+        .collect();
+    for batch in messages.chunks(1_000) {
+        let outcomes = broker.publish(batch.to_vec()).await;
+        ensure!(outcomes.iter().all(|outcome| *outcome == Outcome::Confirmed), "{outcomes:?}");
+    }
+    Ok(())
+}
+
+async fn memory(kind: Kind, database: &Database, redis: &str) -> Result<Arc<dyn Inbox>> {
+    Ok(match kind {
+        Kind::None => Arc::new(Nothing { database: None }),
+        Kind::TogetherWithout => Arc::new(Nothing { database: Some(connect(&database.url).await?) }),
+        Kind::Sql | Kind::TogetherSql => database.open().await?,
+        Kind::Redis => {
+            let prefix = "{bench}".to_owned();
+            let config = store::redis::Config { prefix, ..store::redis::Config::new(redis) };
+            Arc::new(RedisStore::connect(config).await?)
+        }
+        Kind::Hybrid | Kind::TogetherHybrid => {
+            let config = store::hybrid::Config::new(redis, Uuid::new_v4().to_string());
+            Arc::new(Hybrid::new(database.open().await?, &config)?)
+        }
+    })
+}
+
+/// The same work for all: a row for each message. Apart from the memory, as an application does it by itself; together
+/// with it, as a statement of the settings.
+async fn handler(kind: Kind, database: &Database) -> Result<Handler> {
+    if Kind::TOGETHER.contains(&kind) {
+        let statement = "INSERT INTO effects (message_id, key) VALUES (:id, :key)";
+        return Ok(Handler::Sql(statement.to_owned()));
+    }
+    let mut workers = Vec::with_capacity(CONNECTIONS);
+    for _ in 0..CONNECTIONS {
+        let client = connect(&database.url).await?;
+        workers.push((client.prepare(EFFECT).await?, client));
+    }
+    let (workers, next) = (Arc::new(workers), Arc::new(AtomicUsize::new(0)));
+    Ok(Handler::closure(move |message: Message| {
+        let (workers, next) = (Arc::clone(&workers), next.fetch_add(1, Ordering::Relaxed));
+        async move {
+            let (statement, client) = &workers[next % CONNECTIONS];
+            client.execute(statement, &[&message.id.0, &message.key]).await.map(drop)
+        }
+    }))
+}
+
+/// An inbox that remembers nothing: every message is new. With a connection it does the work of a statement itself, a
+/// batch in a transaction.
+struct Nothing {
+    database: Option<Client>,
+}
+
+impl Nothing {
+    async fn work(&self, arrivals: &[Arrival]) -> Result<(), tokio_postgres::Error> {
+        let Some(client) = &self.database else { return Ok(()) };
+        let statement = client.prepare(EFFECT).await?;
+        client.batch_execute("BEGIN").await?;
+        let rows = arrivals.iter().map(|arrival| async {
+            client.execute(&statement, &[&arrival.message.id.0, &arrival.message.key]).await
+        });
+        // All on their way before the first answer, as the store does it.
+        futures::future::try_join_all(rows).await?;
+        client.batch_execute("COMMIT").await
+    }
+}
+
+#[async_trait]
+impl Inbox for Nothing {
+    async fn check(&self, _: &Work) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn process(
+        &self,
+        _: &str,
+        arrivals: Vec<Arrival>,
+        _: &Work,
+        _: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        self.work(&arrivals).await.map_err(|error| Error::Broken(error.to_string()))?;
+        Ok(vec![Receipt::Done; arrivals.len()])
+    }
+
+    async fn reserve(
+        &self,
+        _: &str,
+        arrivals: Vec<Arrival>,
+        _: Duration,
+        _: &InboxRules,
+    ) -> Result<Vec<Reservation>, Error> {
+        Ok(arrivals.iter().map(|_| Reservation::Granted(Uuid::new_v4())).collect())
+    }
+
+    async fn conclude(
+        &self,
+        _: &str,
+        conclusions: Vec<(Arrival, Uuid, Handled)>,
+        _: &InboxRules,
+    ) -> Result<Vec<Receipt>, Error> {
+        let receipt = |handled| match handled {
+            Handled::Done => Ok(Receipt::Done),
+            other => Err(Error::Broken(format!("the handler failed: {other:?}"))),
+        };
+        conclusions.into_iter().map(|(_, _, handled)| receipt(handled)).collect()
+    }
+
+    async fn due(&self, _: &str, _: usize) -> Result<Vec<Arrival>, Error> {
+        Ok(Vec::new())
+    }
+
+    async fn processed(&self, _: &str, _: Page) -> Result<Paged<Processed>, Error> {
+        Ok(Paged { items: Vec::new(), next: None })
+    }
+
+    async fn parked(&self, _: &str, _: Page) -> Result<Paged<Parked>, Error> {
+        Ok(Paged { items: Vec::new(), next: None })
+    }
+
+    async fn unpark(&self, _: &str, _: MessageId, _: &str) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn drop_parked(&self, _: &str, _: MessageId, _: &str) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn inbox_counts(&self, _: &str) -> Result<InboxCounts, Error> {
+        Ok(InboxCounts::default())
+    }
+
+    async fn remembered(&self, _: &str) -> Result<Remembered, Error> {
+        Ok(Remembered::default())
+    }
+
+    async fn forget_ids(&self, _: &str, _: Duration) -> Result<u64, Error> {
+        Ok(0)
+    }
+}

@@ -1,0 +1,65 @@
+//! A group that promises exactly-once: its work is messages, and everything that belongs to another kind of work is refused.
+
+use std::time::Duration;
+
+use message::Semantics;
+
+use super::super::{Consumer, Dedup, Handler, Place};
+use super::Checker;
+
+/// What is built in: settings that nobody has written.
+const KEEP_IDS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const REPLAY: Duration = Duration::from_secs(3 * 24 * 60 * 60);
+
+impl Checker<'_> {
+    /// What such a group can do is decided by its handler here, and by its broker when that is opened.
+    pub(super) fn exact(&mut self, section: &str, consumer: &Consumer) {
+        if !matches!(consumer.handler, Handler::Http { .. } | Handler::Command { .. }) {
+            let kind = consumer.handler.kind();
+            self.refuse(&format!("{section}.semantics"), format!(
+                "exactly-once cannot be had here: it is for messages that a handler makes of messages, and {kind} makes \
+                 none; the nearest that can is \"effectively-once\". For exactly-once, use an http or command handler \
+                 that answers with messages"
+            ));
+            return;
+        }
+        if consumer.acknowledge.is_some() {
+            self.refuse(
+                &format!("{section}.acknowledge"),
+                "a group that promises exactly-once acknowledges to nobody, for that is in no transaction of the \
+                 broker: leave `acknowledge` out, or promise effectively-once"
+                    .to_owned(),
+            );
+        }
+        let no_ids = "a group that promises exactly-once keeps no ids, its offsets are all that it remembers: leave it \
+                      out, or promise effectively-once";
+        let on_redis = self.config.store.place == Place::Redis;
+        for (name, is_set) in [
+            ("dedup", consumer.dedup != Dedup::Sql && !on_redis),
+            ("keep_ids", consumer.keep_ids != KEEP_IDS),
+            ("replay", consumer.replay != REPLAY),
+        ] {
+            if is_set {
+                self.refuse(&format!("{section}.{name}"), no_ids.to_owned());
+            }
+        }
+        for topic in &consumer.topics {
+            let Some((route_name, route)) = self.config.route_of(topic) else { continue };
+            if route.semantics != Semantics::ExactlyOnce {
+                self.warn(&format!("{section}.semantics"), format!(
+                    "routes.{route_name} promises {}: what it sends twice, this group transforms twice; promise \
+                     exactly-once there too",
+                    route.semantics
+                ));
+            }
+            let others = self.config.consumers.iter().filter(|(_, other)| other.acknowledge.is_some());
+            let mut others = others.filter(|(_, other)| other.topics.contains(topic));
+            if let Some((other, _)) = others.next().filter(|_| consumer.acknowledge.is_none()) {
+                self.refuse(&format!("{section}.topics"), format!(
+                    "consumers.{other} has `{topic}` sent again when it does not acknowledge in time, and this group would \
+                     transform it twice: leave `acknowledge` out there, or promise effectively-once here"
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Routes whose flow is watched: what flowed and stops is told, in the log, on health and as a metric.
+
+#![cfg(unix)]
+
+mod harness;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness::{Folder, Server, raw, until};
+
+const WATCHED: &str = "[routes.default]\ntopics = [\"*\"]\nwatch = { window = \"1s\", drop = 0.5 }\n\
+                       [consumers.billing]\ntopics = [\"order-events\"]\n";
+
+/// A number that is scraped, if it is there.
+fn scraped(listener: &str, name: &str) -> Option<f64> {
+    let text = raw(listener, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned));
+    line?.parse().ok()
+}
+
+fn send(server: &Server) {
+    let body = r#"{ "topic": "order-events", "message": 1 }"#;
+    let (status, answer) = server.post(&format!("{}/api/messages/send", server.producer), body);
+    assert_eq!(status, 202, "{answer}");
+}
+
+fn detail(server: &Server, url: &str, component: &str) -> String {
+    let (_, health) = server.get(url);
+    let components = health["components"].as_array().expect("components").clone();
+    let found = components.iter().find(|one| one["name"] == component);
+    let found = found.unwrap_or_else(|| panic!("{component} is not in {health}"));
+    assert_eq!(found["ok"], true, "nothing is broken");
+    found["detail"].as_str().expect("a text").to_owned()
+}
+
+#[test]
+fn a_flow_that_stops_is_told_everywhere() {
+    let folder = Folder::with(WATCHED);
+    let server = folder.serve(&[]);
+    let of_route = |name: &str| scraped(&server.producer, &format!("outbox_{name}{{route=\"default\"}}"));
+    let of_group = |name: &str| {
+        scraped(&server.consumer, &format!("inbox_{name}{{group=\"billing\",route=\"default\"}}"))
+    };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                send(&server);
+            }
+        });
+        let known =
+            until(|| of_route("route_flow_usual").is_some() && of_group("route_flow_usual").is_some());
+        stop.store(true, Ordering::Relaxed);
+        assert!(known.is_ok(), "nothing became usual: {}", server.said());
+    });
+    let dropped = || [of_route("route_flow_dropped"), of_group("route_flow_dropped")] == [Some(1.0); 2];
+    assert!(until(dropped).is_ok(), "nobody noticed: {}", server.said());
+    assert!(of_route("route_flow") < of_route("route_flow_usual"));
+    for words in
+        ["flow of route default dropped: ", "flow of route default to billing dropped: ", "/min, usually "]
+    {
+        assert!(server.said().contains(words), "{words}: {}", server.said());
+    }
+    let producer = format!("{}/api/messages/health", server.producer);
+    assert!(detail(&server, &producer, "flow of route default").starts_with("dropped: "));
+    let consumer = format!("{}/api/consumer/health", server.consumer);
+    assert!(detail(&server, &consumer, "flow of route default to billing").starts_with("dropped: "));
+    // As many were done as were sent: what was expected came.
+    let all =
+        || of_route("route_total").is_some_and(|sent| sent > 0.0 && of_group("route_total") == Some(sent));
+    assert!(until(all).is_ok(), "{:?} {:?}", of_route("route_total"), of_group("route_total"));
+}
+
+#[test]
+fn of_a_route_past_the_store_it_is_known_how_many_of_how_many_were_lost() {
+    let folder = Folder::with(
+        "[brokers.main]\nurl = \"embedded://?max_payload=40B\"\n[routes.default]\ntopics = [\"*\"]\n\
+         semantics = \"best-effort\"\n[consumers]\n",
+    );
+    let server = folder.serve(&[]);
+    send(&server);
+    let large = format!(r#"{{ "topic": "order-events", "message": "{}" }}"#, "x".repeat(64));
+    assert_eq!(server.post(&format!("{}/api/messages/send", server.producer), &large).0, 202);
+    let total = || scraped(&server.producer, "outbox_route_total{route=\"default\"}") == Some(1.0);
+    let lost = || scraped(&server.producer, "outbox_lost_total{route=\"default\"}") == Some(1.0);
+    assert!(until(|| total() && lost()).is_ok(), "{}", server.said());
+    let producer = format!("{}/api/messages/health", server.producer);
+    let said = detail(&server, &producer, "route default");
+    assert!(said.starts_with("1 of 2 lost since the start"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_watched_is_refused_with_what_can() {
+    let check = |watch: &str| {
+        let folder = Folder::with(&format!("[routes.default]\ntopics = [\"*\"]\nwatch = {watch}\n"));
+        folder.run(&["config", "check"])
+    };
+    check("{ window = \"100ms\" }").failed(2, &["routes.default.watch.window", "use 1s to 1d"]);
+    check("{ drop = 2 }").failed(2, &["routes.default.watch.drop", "between 0 and 1"]);
+    check("{ drop = 1.5 }").failed(2, &["between 0 and 1"]);
+    check("{ drop = \"half\" }").failed(2, &["expected a share such as 0.5, found a text"]);
+    check("{ windw = \"5m\" }").failed(2, &["did you mean `window`?"]);
+    check("true").failed(2, &["expected a table"]);
+    check("{}").answered(&[]);
+    let folder = Folder::with("[routes.default]\ntopics = [\"*\"]\nwatch = {}\n");
+    folder.run(&["config", "show"]).answered(&["watch = { window = \"5m\", drop = 0.5 }"]);
+    let plain = Folder::with("[routes.default]\ntopics = [\"*\"]\n");
+    assert!(!plain.run(&["config", "show"]).out.contains("watch"), "it is off unless it is asked for");
+}
