@@ -21,7 +21,9 @@
 //! Traps that are taken care of: a topic's `max.message.bytes` is a limit of batches, so one message too many would have
 //! its neighbours refused (batches are kept within it); a compacted topic refuses a batch for one message without a
 //! key (such a message is rejected before it is sent); librdkafka goes on with the next message after it gave one up
-//! (it is told not to, and then is of no use any more: it is replaced).
+//! (it is told not to, and then is of no use any more: it is replaced); a server takes any sequence from a producer that
+//! it does not know, so that a request can overtake, and librdkafka take for stored, one that was refused (a partition gets one
+//! message of a new producer, and the next when that is stored).
 
 mod browse;
 mod client;
@@ -31,6 +33,7 @@ mod examine;
 mod finish;
 mod member;
 mod notes;
+mod partition;
 mod producer;
 mod publish;
 mod receive;

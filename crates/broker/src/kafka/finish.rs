@@ -99,8 +99,8 @@ impl FinishTogether for Finisher {
         let inner = Arc::clone(&self.inner);
         let (mut book, ready) = inner.prepare(&made, until).await;
         if ready.len() < made.len() {
-            for (place, _) in ready {
-                book.settle(place, Outcome::Held);
+            for ready in ready {
+                book.settle(ready.place, Outcome::Held);
             }
             return Err(unfinished(book.close()));
         }

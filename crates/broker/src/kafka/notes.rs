@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::client::Aside;
+use super::partition::Spot;
 use super::producer::{Call, Record};
 use super::topics::rest;
 use super::{Inner, error};
@@ -69,21 +70,9 @@ impl Notes {
     pub(super) async fn find(inner: &Inner, line: &Line, until: Instant) -> Result<Self, Outcome> {
         let topic = inner.topic(NOTES);
         let found = inner.topics.find_notes(&topic, until).await;
-        found.map_err(|trouble| error::outcome(trouble.code, trouble.text))?;
+        let count = found.map_err(|trouble| error::outcome(trouble.code, trouble.text))?;
         let line = format!("{}{}.{}", inner.config.prefix, line.store, line.broker);
-        let notes = Self { client: inner.config.client(), topic, count: 0, line };
-        let admin = inner.topics.admin();
-        let count = notes.look(until, move |notes| {
-            let metadata = admin.inner().fetch_metadata(Some(&notes.topic), rest(until))?;
-            match metadata.topics().first() {
-                Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => {
-                    Ok(topic.partitions().len())
-                }
-                _ => Err(KafkaError::MetadataFetch(Code::LeaderNotAvailable)),
-            }
-        });
-        let count = i32::try_from(count.await?).unwrap_or(i32::MAX);
-        Ok(Self { count, ..notes })
+        Ok(Self { client: inner.config.client(), topic, count, line })
     }
 
     /// Under which id a half of a sender begins transactions.
@@ -124,17 +113,17 @@ impl Notes {
     pub(super) async fn keep(&self, inner: &Inner, entries: &[Entry], until: Instant) -> Result<(), Outcome> {
         let line = inner.line().map_err(|error| Outcome::Unreachable { error })?;
         let call = Call::new(entries.len());
-        for (number, (partition, key, value)) in entries.iter().enumerate() {
-            let mut record = Record::with_opaque_to(&self.topic, call.ticket(number))
-                .partition(*partition)
-                .key(key.as_bytes());
-            if let Some(value) = value {
-                record = record.payload(value.as_bytes());
+        let spots: Vec<Spot<'_>> = entries.iter().map(|(partition, ..)| (&*self.topic, *partition)).collect();
+        let record = |number: usize, ticket| {
+            let (partition, key, value) = &entries[number];
+            let record =
+                Record::with_opaque_to(&self.topic, ticket).partition(*partition).key(key.as_bytes());
+            match value {
+                Some(value) => record.payload(value.as_bytes()),
+                None => record,
             }
-            if let Err(code) = line.hand_over(record, until).await {
-                call.settle(number, Err(code));
-            }
-        }
+        };
+        line.hand_over_all(&call, &spots, record, until).await;
         if !line.finish(&call, until).await {
             inner.discard(&line);
         }

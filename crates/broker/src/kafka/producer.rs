@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::client::{Aside, Ear, log};
 use super::config::{Config, millis};
 use super::error;
+use super::partition::{Acquainted, Spot};
 
 /// How long a full queue is left alone before the next try.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -39,8 +40,6 @@ fn settings(config: &Config, batch: usize) -> rdkafka::ClientConfig {
         // What follows a message that failed for good is not sent: see the rule on order.
         client.set("enable.idempotence", "true").set("enable.gapless.guarantee", "true");
     }
-    // As the Java client: a key is in the same partition, whoever sends it.
-    client.set("partitioner", "murmur2_random");
     // The call gives up first and throws the producer away: librdkafka alone would go on with the next message.
     client.set("message.timeout.ms", millis(config.timeout * 2 + Duration::from_secs(30)));
     client.set("request.timeout.ms", millis(config.timeout));
@@ -61,12 +60,24 @@ pub(super) struct Line {
     producer: Aside<ThreadedProducer<Reports>>,
     /// Bytes of a batch at most.
     pub(super) batch: usize,
+    /// Who knows it; nobody has to where nothing is sent again.
+    known: Option<Acquainted>,
+    /// One call at a time makes it known.
+    introducing: tokio::sync::Mutex<()>,
+    /// What was on its way was thrown away.
+    spent: AtomicBool,
 }
 
 impl Line {
     pub(super) fn new(config: &Config, batch: usize) -> KafkaResult<Self> {
-        let producer = settings(config, batch).create_with_context(Reports::default())?;
-        Ok(Self { producer: Aside::new(producer), batch })
+        let known = (!config.once).then(Acquainted::default);
+        Self::make(&settings(config, batch), batch, known)
+    }
+
+    fn make(settings: &rdkafka::ClientConfig, batch: usize, known: Option<Acquainted>) -> KafkaResult<Self> {
+        let producer = Aside::new(settings.create_with_context(Reports::default())?);
+        let (introducing, spent) = (tokio::sync::Mutex::default(), AtomicBool::new(false));
+        Ok(Self { producer, batch, known, introducing, spent })
     }
 
     /// A producer of transactions under this id: whoever had the id before can commit nothing any more.
@@ -81,8 +92,7 @@ impl Line {
         client.set("enable.gapless.guarantee", "false").set("transactional.id", id);
         client.set("message.timeout.ms", millis(limit.min(config.timeout * 2)));
         client.set("transaction.timeout.ms", millis(limit));
-        let producer = client.create_with_context(Reports::default())?;
-        Ok(Self { producer: Aside::new(producer), batch })
+        Self::make(&client, batch, Some(Acquainted::default()))
     }
 
     /// The steps of a transaction, which wait for the network: not for a thread of the runtime.
@@ -104,16 +114,91 @@ impl Line {
         stepped.await.unwrap_or(Err(KafkaError::Canceled))
     }
 
+    /// Hands the records of a call over: `record` makes each, and `spots` says where they go. What is not taken is settled.
+    pub(super) async fn hand_over_all<'r>(
+        &self,
+        call: &Arc<Call>,
+        spots: &[Spot<'_>],
+        record: impl Fn(usize, Box<Ticket>) -> Record<'r>,
+        until: Instant,
+    ) {
+        let mut done = vec![false; spots.len()];
+        if let Some(known) = &self.known
+            && !known.strangers(spots).is_empty()
+        {
+            self.introduce(known, call, spots, &record, until).await;
+            done = call.settled();
+        }
+        let mut failed = None;
+        for number in (0..spots.len()).filter(|number| !done[*number]) {
+            // After one that could not be handed over, none is: it might be of the same key.
+            let handed = match failed {
+                Some(code) => Err(code),
+                None => self.hand_over(record(number, call.ticket(number)), until).await,
+            };
+            if let Err(code) = handed {
+                failed = failed.or((code == Code::PurgeQueue).then_some(code));
+                call.settle(number, Err(code));
+            }
+        }
+    }
+
+    /// Sends the first message to each partition that does not know this producer, and waits for it. Where it is not
+    /// stored, the others of that partition are not sent.
+    async fn introduce<'r>(
+        &self,
+        known: &Acquainted,
+        call: &Call,
+        spots: &[Spot<'_>],
+        record: impl Fn(usize, Box<Ticket>) -> Record<'r>,
+        until: Instant,
+    ) {
+        // Another call may be at the same partitions.
+        let alone = tokio::time::timeout_at(until, self.introducing.lock()).await;
+        let firsts = known.strangers(spots);
+        let vanguard = Call::new(firsts.len());
+        for (n, number) in firsts.iter().enumerate() {
+            let handed = match &alone {
+                Ok(_) => self.hand_over(record(*number, vanguard.ticket(n)), until).await,
+                Err(_) => Err(Code::PurgeQueue),
+            };
+            if let Err(code) = handed {
+                vanguard.settle(n, Err(code));
+            }
+        }
+        self.finish(&vanguard, until).await;
+        for (number, report) in firsts.into_iter().zip(vanguard.reported()) {
+            call.settle(number, report);
+            if report.is_ok() {
+                known.meet(spots[number]);
+                continue;
+            }
+            for later in (number + 1..spots.len()).filter(|later| spots[*later] == spots[number]) {
+                call.settle(later, Err(Code::PurgeQueue));
+            }
+        }
+    }
+
     /// Hands a record over. While the queue is full, it waits for room.
+    ///
+    /// # Errors
+    /// `PurgeQueue` where it is the producer that cannot take it.
     pub(super) async fn hand_over(&self, mut record: Record<'_>, until: Instant) -> Result<(), Code> {
         loop {
+            if self.spent.load(Ordering::SeqCst) {
+                return Err(Code::PurgeQueue);
+            }
             match self.producer.send(record) {
                 Ok(()) => return Ok(()),
                 Err((KafkaError::MessageProduction(Code::QueueFull), back)) if Instant::now() < until => {
                     record = back;
                     tokio::time::sleep(PAUSE).await;
                 }
-                Err((failed, _)) => return Err(error::code(&failed)),
+                Err((failed, _)) => {
+                    let code = error::code(&failed);
+                    let of_line = error::of_the_producer(code) || code == Code::QueueFull;
+                    return Err(if of_line { Code::PurgeQueue } else { code });
+                }
             }
         }
     }
@@ -127,9 +212,11 @@ impl Line {
             () = reports.failed() => false,
             () = tokio::time::sleep_until(until) => false,
         };
-        if settled && !reports.dead.load(Ordering::SeqCst) && self.producer.client().fatal_error().is_none() {
+        let dead = reports.dead.load(Ordering::SeqCst) || self.spent.load(Ordering::SeqCst);
+        if settled && !dead && self.producer.client().fatal_error().is_none() {
             return true;
         }
+        self.spent.store(true, Ordering::SeqCst);
         self.producer.purge(PurgeConfig::default().queue().inflight());
         drop(tokio::time::timeout(PURGED_WITHIN, call.finished()).await);
         false
@@ -226,6 +313,11 @@ impl Call {
         }
     }
 
+    /// Which are settled.
+    fn settled(&self) -> Vec<bool> {
+        self.reports().iter().map(Option::is_some).collect()
+    }
+
     /// What was reported. What was not is perhaps stored.
     pub(super) fn reported(&self) -> Vec<Report> {
         self.reports().iter().map(|report| report.unwrap_or(Err(Code::PurgeInflight))).collect()
@@ -254,7 +346,6 @@ mod tests {
             ("enable.gapless.guarantee", "true"),
             ("acks", "all"),
             ("max.in.flight.requests.per.connection", "5"),
-            ("partitioner", "murmur2_random"),
             ("allow.auto.create.topics", "false"),
             ("message.timeout.ms", "50000"),
             ("request.timeout.ms", "10000"),

@@ -9,6 +9,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::time::Instant;
 
+use super::partition::{Spot, Spread};
 use super::producer::{Call, Line, Record, Report, largest};
 use super::topics::{Topic, Trouble};
 use super::{Broker, Config, EVENT, Inner, error};
@@ -62,7 +63,7 @@ impl Publisher for Broker {
         let (mut book, mut ready) = self.inner.prepare(&batch, until).await;
         let rounds = if self.inner.config.once { 1 } else { ROUNDS };
         for round in 1..=rounds {
-            ready.retain(|(place, _)| book.is_open(*place));
+            ready.retain(|ready| book.is_open(ready.place));
             if ready.is_empty() {
                 break;
             }
@@ -72,6 +73,14 @@ impl Publisher for Broker {
         }
         book.close()
     }
+}
+
+/// A message that can be sent.
+pub(super) struct Ready<'a> {
+    /// Its place in the batch.
+    pub(super) place: usize,
+    wire: Wire<'a>,
+    partition: i32,
 }
 
 /// What a round of sending came to.
@@ -91,17 +100,21 @@ impl Inner {
         &self,
         batch: &'a [Outgoing],
         until: Instant,
-    ) -> (Book<'a>, Vec<(usize, Wire<'a>)>) {
+    ) -> (Book<'a>, Vec<Ready<'a>>) {
         let topics = self.find_all(batch, until).await;
         let mut book = Book::new(batch);
         let mut ready = Vec::with_capacity(batch.len());
+        let mut spread = Spread::new();
         for (place, outgoing) in batch.iter().enumerate() {
             if book.is_blocked(place) {
                 book.settle(place, Outcome::Held);
                 continue;
             }
-            match self.ready(outgoing, &topics[outgoing.message.topic.as_str()]) {
-                Ok(wire) => ready.push((place, wire)),
+            match self.write(outgoing, &topics[outgoing.message.topic.as_str()]) {
+                Ok((wire, topic)) => {
+                    let key = outgoing.message.key.as_deref().map(str::as_bytes);
+                    ready.push(Ready { place, wire, partition: spread.choose(key, topic.partitions) });
+                }
                 Err(outcome) => book.settle(place, outcome),
             }
         }
@@ -129,7 +142,11 @@ impl Inner {
     }
 
     /// Writes a message down, or says why it cannot be sent.
-    fn ready<'a>(&self, outgoing: &'a Outgoing, topic: &Result<Topic, Trouble>) -> Result<Wire<'a>, Outcome> {
+    fn write<'a>(
+        &self,
+        outgoing: &'a Outgoing,
+        topic: &Result<Topic, Trouble>,
+    ) -> Result<(Wire<'a>, Topic), Outcome> {
         let rejected = |error: String| Outcome::Rejected { error };
         let message = &outgoing.message;
         let (size, limit) = (message.payload.len(), self.config.max_payload);
@@ -153,11 +170,11 @@ impl Inner {
             let name = self.topic(&message.topic);
             return Err(rejected(format!("the topic `{name}` is compacted: its messages must have a key")));
         }
-        Ok(wire)
+        Ok((wire, *topic))
     }
 
     /// Sends what is ready and waits for the reports.
-    async fn send(&self, batch: &[Outgoing], ready: &[(usize, Wire<'_>)], until: Instant) -> Sent {
+    async fn send(&self, batch: &[Outgoing], ready: &[Ready<'_>], until: Instant) -> Sent {
         let line = match self.line() {
             Ok(line) => line,
             Err(said) => return Sent { reports: vec![Err(Code::QueueFull); ready.len()], said },
@@ -178,31 +195,29 @@ impl Inner {
         line: &Line,
         call: &Arc<Call>,
         batch: &[Outgoing],
-        ready: &[(usize, Wire<'_>)],
+        ready: &[Ready<'_>],
         until: Instant,
     ) {
-        let mut failed = None;
-        for (number, (place, wire)) in ready.iter().enumerate() {
-            let message = &batch[*place].message;
-            // After one that could not be handed over, none is: it might be of the same key.
-            let handed = match failed {
-                Some(code) => Err(code),
-                None => {
-                    let topic = self.topic(&message.topic);
-                    let mut record =
-                        Record::with_opaque_to(&topic, call.ticket(number)).payload(&wire.payload[..]);
-                    if let Some(key) = &message.key {
-                        record = record.key(key.as_bytes());
-                    }
-                    line.hand_over(record.headers(headers(wire)), until).await
-                }
-            };
-            if let Err(code) = handed {
-                let of_line = error::of_the_producer(code) || code == Code::QueueFull;
-                failed = failed.or(of_line.then_some(Code::PurgeQueue));
-                call.settle(number, Err(if of_line { Code::PurgeQueue } else { code }));
+        let message = |ready: &Ready<'_>| &batch[ready.place].message;
+        let mut names: HashMap<&str, String> = HashMap::new();
+        for topic in ready.iter().map(|ready| message(ready).topic.as_str()) {
+            if !names.contains_key(topic) {
+                names.insert(topic, self.topic(topic));
             }
         }
+        let spot = |ready: &Ready<'_>| (names[message(ready).topic.as_str()].as_str(), ready.partition);
+        let spots: Vec<Spot<'_>> = ready.iter().map(spot).collect();
+        let record = |number: usize, ticket| {
+            let ((topic, partition), Ready { wire, .. }) = (spots[number], &ready[number]);
+            let record =
+                Record::with_opaque_to(topic, ticket).partition(partition).payload(&wire.payload[..]);
+            let record = record.headers(headers(wire));
+            match &message(&ready[number]).key {
+                Some(key) => record.key(key.as_bytes()),
+                None => record,
+            }
+        };
+        line.hand_over_all(call, &spots, record, until).await;
     }
 
     /// The producer in use, or another where it failed or batches have to be smaller now.
@@ -226,8 +241,8 @@ impl Inner {
     }
 
     /// Enters the reports of a round. What failed only because the producer did stays open, unless this was the `last`.
-    fn enter(&self, book: &mut Book<'_>, ready: &[(usize, Wire<'_>)], sent: &Sent, last: bool) {
-        for ((place, _), report) in ready.iter().zip(&sent.reports) {
+    fn enter(&self, book: &mut Book<'_>, ready: &[Ready<'_>], sent: &Sent, last: bool) {
+        for (Ready { place, .. }, report) in ready.iter().zip(&sent.reports) {
             let topic = &book.batch[*place].message.topic;
             match report {
                 Ok(()) => book.settle(*place, Outcome::Confirmed),

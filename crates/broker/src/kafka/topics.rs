@@ -27,12 +27,17 @@ const AROUND: usize = 64 << 10;
 /// How long a server may take to say what a topic takes.
 const DESCRIBED_WITHIN: Duration = Duration::from_secs(3);
 
+/// How long what is known of a topic is believed: partitions may be added.
+const BELIEVED: Duration = Duration::from_secs(300);
+
 /// Between two looks at a topic that was just made.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a publisher must know of a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Topic {
+    /// How many it has.
+    pub(super) partitions: i32,
     /// Bytes of a batch at most.
     pub(super) limit: usize,
     /// Only the last message of a key is kept, so each must have one.
@@ -49,7 +54,8 @@ pub(super) struct Trouble {
 /// All topics that were asked for.
 pub(super) struct Topics {
     admin: Arc<Aside<AdminClient<Ear>>>,
-    known: RwLock<HashMap<String, Topic>>,
+    /// With when they were looked up.
+    known: RwLock<HashMap<String, (Topic, Instant)>>,
     /// What a topic is made like; nothing where none is made.
     made: Option<(i32, i32)>,
     /// What a topic that is made must take.
@@ -70,33 +76,37 @@ impl Topics {
 
     /// Looks a topic up, and makes it if it is missing and may be made.
     pub(super) async fn find(&self, name: &str, until: Instant) -> Result<Topic, Trouble> {
-        if let Some(topic) = self.recall(name) {
+        let known = self.recall(name);
+        if let Some((topic, looked)) = known
+            && looked.elapsed() < BELIEVED
+        {
             return Ok(topic);
         }
-        match (self.exists(name, until).await, self.made) {
-            (Ok(()), _) => {}
-            (Err(trouble), Some(shape)) if missing(trouble.code) => self.make(name, shape, until).await?,
-            (Err(trouble), _) => return Err(trouble),
-        }
-        let topic = self.describe(name, until).await;
-        let mut known = self.known.write().expect("nobody panics while holding the map");
-        known.insert(name.to_owned(), topic);
+        let partitions = match (self.exists(name, until).await, self.made, known) {
+            (Ok(partitions), ..) => partitions,
+            (Err(trouble), Some(shape), _) if missing(trouble.code) => self.make(name, shape, until).await?,
+            // It was there; the message itself will tell whether somebody is.
+            (Err(trouble), _, Some((topic, _))) if !missing(trouble.code) => return Ok(topic),
+            (Err(trouble), ..) => return Err(trouble),
+        };
+        let topic = described(partitions, self.settings(name, until).await.as_ref());
+        self.remember(name, topic);
         Ok(topic)
     }
 
     /// Looks up the topic of notes, in which only the last of each key matters; makes it if it is missing and may be made.
-    pub(super) async fn find_notes(&self, name: &str, until: Instant) -> Result<(), Trouble> {
-        if self.recall(name).is_some() {
-            return Ok(());
+    pub(super) async fn find_notes(&self, name: &str, until: Instant) -> Result<i32, Trouble> {
+        if let Some((topic, _)) = self.recall(name) {
+            return Ok(topic.partitions);
         }
-        match (self.exists(name, until).await, self.made) {
-            (Ok(()), _) => {}
+        let partitions = match (self.exists(name, until).await, self.made) {
+            (Ok(partitions), _) => partitions,
             (Err(trouble), Some((_, copies))) if missing(trouble.code) => {
                 let topic = NewTopic::new(name, NOTE_PARTITIONS, TopicReplication::Fixed(copies))
                     .set("cleanup.policy", "compact")
                     .set("segment.bytes", "16777216")
                     .set("min.cleanable.dirty.ratio", "0.1");
-                self.create(name, &topic, until).await?;
+                self.create(name, &topic, until).await?
             }
             (Err(Trouble { code, text }), None) if missing(code) => {
                 let text =
@@ -104,7 +114,7 @@ impl Topics {
                 return Err(Trouble { code, text });
             }
             (Err(trouble), _) => return Err(trouble),
-        }
+        };
         let settings = self.settings(name, until).await;
         let policy = settings.as_ref().and_then(|settings| settings.get("cleanup.policy")?.value.as_deref());
         if policy.is_some_and(|policy| policy != "compact") {
@@ -112,9 +122,8 @@ impl Topics {
                 format!("the topic `{name}` would lose notes: set its cleanup.policy to compact alone");
             return Err(Trouble { code: Code::InvalidConfig, text });
         }
-        let topic = described(settings.as_ref());
-        self.known.write().expect("nobody panics while holding the map").insert(name.to_owned(), topic);
-        Ok(())
+        self.remember(name, described(partitions, settings.as_ref()));
+        Ok(partitions)
     }
 
     /// To be looked up again: it may be gone, or changed.
@@ -125,31 +134,38 @@ impl Topics {
     /// Bytes of a batch that every known topic takes.
     pub(super) fn batch(&self) -> usize {
         let known = self.known.read().expect("nobody panics while holding the map");
-        known.values().map(|topic| topic.limit).min().unwrap_or(USUAL_LIMIT)
+        known.values().map(|(topic, _)| topic.limit).min().unwrap_or(USUAL_LIMIT)
     }
 
     pub(super) fn admin(&self) -> Arc<Aside<AdminClient<Ear>>> {
         Arc::clone(&self.admin)
     }
 
-    fn recall(&self, name: &str) -> Option<Topic> {
+    fn recall(&self, name: &str) -> Option<(Topic, Instant)> {
         self.known.read().expect("nobody panics while holding the map").get(name).copied()
     }
 
-    /// Whether all its partitions have somebody to write to.
-    async fn exists(&self, name: &str, until: Instant) -> Result<(), Trouble> {
+    fn remember(&self, name: &str, topic: Topic) {
+        let mut known = self.known.write().expect("nobody panics while holding the map");
+        known.insert(name.to_owned(), (topic, Instant::now()));
+    }
+
+    /// How many partitions it has, if it is there.
+    async fn exists(&self, name: &str, until: Instant) -> Result<i32, Trouble> {
         let (admin, topic) = (self.admin(), name.to_owned());
         let patience = rest(until);
         // It waits for the network.
         let looked = tokio::task::spawn_blocking(move || {
             let metadata = admin.inner().fetch_metadata(Some(&topic), patience)?;
             let failed = match metadata.topics().first() {
-                None => Some(Code::UnknownTopicOrPartition),
-                Some(topic) if topic.error().is_some() => topic.error().map(Code::from),
-                Some(topic) if topic.partitions().is_empty() => Some(Code::LeaderNotAvailable),
-                Some(_) => None,
+                None => Code::UnknownTopicOrPartition,
+                Some(topic) => match (topic.error(), topic.partitions().len()) {
+                    (Some(error), _) => Code::from(error),
+                    (None, 0) => Code::LeaderNotAvailable,
+                    (None, partitions) => return Ok(i32::try_from(partitions).unwrap_or(i32::MAX)),
+                },
             };
-            failed.map_or(Ok(()), |code| Err(KafkaError::MetadataFetch(code)))
+            Err(KafkaError::MetadataFetch(failed))
         });
         let looked = looked.await.unwrap_or(Err(KafkaError::Canceled));
         looked.map_err(|failed| self.trouble(name, &failed))
@@ -160,7 +176,7 @@ impl Topics {
         name: &str,
         (partitions, copies): (i32, i32),
         until: Instant,
-    ) -> Result<(), Trouble> {
+    ) -> Result<i32, Trouble> {
         let limit = self.limit.to_string();
         let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(copies));
         if self.limit > USUAL_LIMIT {
@@ -169,7 +185,7 @@ impl Topics {
         self.create(name, &topic, until).await
     }
 
-    async fn create(&self, name: &str, topic: &NewTopic<'_>, until: Instant) -> Result<(), Trouble> {
+    async fn create(&self, name: &str, topic: &NewTopic<'_>, until: Instant) -> Result<i32, Trouble> {
         let options = AdminOptions::new().request_timeout(Some(rest(until)));
         let made = self.admin.create_topics([topic], &options).await;
         let failed = match made.map(|made| made.into_iter().next()) {
@@ -192,11 +208,6 @@ impl Topics {
                 found => return found,
             }
         }
-    }
-
-    /// What it takes.
-    async fn describe(&self, name: &str, until: Instant) -> Topic {
-        described(self.settings(name, until).await.as_ref())
     }
 
     /// Its settings, for those who may ask.
@@ -235,9 +246,10 @@ impl Topics {
 }
 
 /// What a topic takes by its settings. Who may not ask is taken to have a topic as Kafka makes them.
-fn described(settings: Option<&ConfigResource>) -> Topic {
+fn described(partitions: i32, settings: Option<&ConfigResource>) -> Topic {
     let value = |setting: &str| settings?.get(setting)?.value.as_deref();
     Topic {
+        partitions,
         limit: value("max.message.bytes").and_then(|size| size.parse().ok()).unwrap_or(USUAL_LIMIT),
         compacted: value("cleanup.policy").is_some_and(|policy| policy.contains("compact")),
     }

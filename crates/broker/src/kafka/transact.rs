@@ -165,12 +165,12 @@ impl SendTogether for Together {
         if inner.topics.batch() < sender.batch {
             // A topic takes only smaller batches than this producer makes: another is made.
             self.good.store(false, Ordering::SeqCst);
-            for (place, _) in ready {
-                book.settle(place, Outcome::Held);
+            for ready in ready {
+                book.settle(ready.place, Outcome::Held);
             }
             return book.close();
         }
-        let places: Vec<usize> = ready.iter().map(|(place, _)| *place).collect();
+        let places: Vec<usize> = ready.iter().map(|ready| ready.place).collect();
         let note = note(&places);
         // Until it is known how this ends, nothing else may begin.
         self.good.store(false, Ordering::SeqCst);
@@ -214,7 +214,7 @@ impl SendTogether for Together {
         if noted.is_err() {
             inner.topics.forget(&self.notes.topic);
         }
-        for ((place, _), report) in ready.iter().zip(&reports) {
+        for (place, report) in places.iter().zip(&reports) {
             let topic = inner.topic(&batch[*place].message.topic);
             if report.is_err_and(|code| !error::of_the_producer(code)) {
                 inner.topics.forget(&topic);

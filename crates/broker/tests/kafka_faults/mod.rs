@@ -126,3 +126,31 @@ async fn a_producer_that_failed_for_good_is_replaced() {
         cluster.clear_request_errors(RDKafkaApiKey::Produce);
     }
 }
+
+#[tokio::test]
+async fn a_new_producer_whose_first_request_is_refused_loses_nothing_and_overtakes_nothing() {
+    // A server that does not know a producer takes whatever sequence comes first: as one does that has just become the
+    // leader again, when it refuses the first request and takes the second. librdkafka believes then that it has both.
+    let refused = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION;
+    for _ in 0..2 {
+        let cluster = cluster(1, 2);
+        let broker = broker(&cluster, Duration::from_secs(20));
+        // In the other partition: the producer is at work, and this one has not heard of it.
+        super::confirmed(&broker.publish(vec![outgoing("abc".to_owned(), 0)]).await);
+        cluster.broker_round_trip_time(1, Duration::from_millis(50)).expect("it can be slowed");
+        cluster.request_errors(RDKafkaApiKey::Produce, &[refused]);
+        // The next are on their way before the first are answered: each has a request of its own.
+        let broker = &broker;
+        let calls = (1..10).map(|call| async move {
+            tokio::time::sleep(Duration::from_millis(10 * call)).await;
+            let key = if call % 2 == 0 { "21" } else { "foobar" };
+            broker.publish(vec![outgoing(key.to_owned(), call as i64)]).await
+        });
+        for outcomes in futures::future::join_all(calls).await {
+            super::confirmed(&outcomes);
+        }
+        let mut numbers = stored(&cluster, 2, 10);
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..10).collect::<Vec<_>>(), "what was confirmed is there");
+    }
+}
