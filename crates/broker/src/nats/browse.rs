@@ -8,6 +8,7 @@ use async_nats::jetstream::stream::{DiscardPolicy, Info, RetentionPolicy};
 use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::StreamExt;
+use tokio::time::Instant;
 
 use super::Broker;
 use super::acknowledge::Item;
@@ -23,6 +24,10 @@ const FIRST: usize = 16;
 /// Messages of a batch at most, and bytes of it, near enough.
 const MOST: usize = 1_000;
 const BYTES: usize = 8 << 20;
+
+/// How long the server waits for more before it says that there is nothing. It must be told to: asked for what is there
+/// at once, it says nothing at all if what it had in mind is removed meanwhile.
+const NOTHING: Duration = Duration::from_millis(200);
 
 /// When the server throws the consumer away if nobody did.
 const FORGOTTEN: Duration = Duration::from_secs(30);
@@ -89,14 +94,16 @@ impl Broker {
     ) -> Result<(), Trouble> {
         let away = |error: &dyn std::fmt::Display| Trouble::Away(error.to_string());
         let (patience, stream) = (self.inner.config.timeout, &self.inner.config.stream);
-        let late = |_| Trouble::Away(format!("nothing came within {patience:?}"));
-        let (mut count, mut deliveries) = (FIRST, 0);
+        let late = || Trouble::Away(format!("nothing came within {patience:?}"));
+        let (mut count, mut deliveries, mut last) = (FIRST, 0, Instant::now());
         loop {
-            let asked = consumer.fetch().max_messages(count).messages();
-            let asked = tokio::time::timeout(patience, asked).await.map_err(late)?;
+            let asked = consumer.batch().max_messages(count).expires(NOTHING).messages();
+            let asked = tokio::time::timeout(patience, asked).await.map_err(|_| late())?;
             let mut batch = asked.map_err(|error| away(&error))?;
             let (mut came, mut largest) = (0, 1);
-            while let Some(message) = tokio::time::timeout(patience, batch.next()).await.map_err(late)? {
+            while let Some(message) =
+                tokio::time::timeout(patience, batch.next()).await.map_err(|_| late())?
+            {
                 let message = message.map_err(|error| away(&error))?.message;
                 let reply = message.reply.clone().unwrap_or_else(|| "".into());
                 let Some([seq, number, stored_at]) = numbers(&reply) else { continue };
@@ -113,15 +120,19 @@ impl Broker {
                 let read = delivery(topic, stream, &Item { position, message, reply, stored_at });
                 see(Seen { id: read.message.id, seq: read.seq, delivery: read.delivery, stored_at: time });
             }
-            if came == 0 {
-                break;
+            if came > 0 {
+                (count, last) = ((BYTES / largest).clamp(1, MOST), Instant::now());
+                continue;
             }
-            count = (BYTES / largest).clamp(1, MOST);
-        }
-        let info = consumer.info().await.map_err(|error| away(&error))?;
-        match i64::try_from(info.delivered.consumer_sequence) {
-            Ok(number) if number == deliveries => Ok(()),
-            _ => Err(Trouble::Away("a message was lost on the way: try again".to_owned())),
+            let info = consumer.info().await.map_err(|error| away(&error))?;
+            match i64::try_from(info.delivered.consumer_sequence) {
+                Ok(number) if number != deliveries => {
+                    return Err(Trouble::Away("a message was lost on the way: try again".to_owned()));
+                }
+                _ if info.num_pending == 0 => return Ok(()),
+                _ if last.elapsed() > patience => return Err(late()),
+                _ => {}
+            }
         }
     }
 }
