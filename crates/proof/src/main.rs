@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use proof::model::{Bounds, Bug, Explored, exact, explore, hunt};
-use proof::scenario::{ChangeLanes, Clocks, Crash, Exact, Kill, Once, Restart, Stop, Writers, prove};
+use proof::scenario::{ChangeLanes, Clocks, Crash, Exact, Handle, Kill, Once, Restart, Stop, Writers, prove};
 use proof::worker::Work;
 
 /// Shows that what Postrider promises holds.
@@ -39,6 +39,8 @@ enum Proof {
     Exact(Exact),
     /// Crash at every named point between claim and acknowledgement.
     Crash(Crash),
+    /// Crash a consumer between effect, mark and acknowledgements.
+    Handle(Handle),
     /// Write with many transactions side by side, one of them stopped before its commit.
     Writers(Writers),
     /// Stop relays for longer than their leases last: what they settle afterwards is refused.
@@ -73,6 +75,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         Proof::Once(once) => prove(&once, program, store).await?,
         Proof::Exact(exact) => prove(&exact, program, store).await?,
         Proof::Crash(crash) => prove(&crash, program, store).await?,
+        Proof::Handle(handle) => prove(&handle, program, store).await?,
         Proof::Writers(writers) => prove(&writers, program, store).await?,
         Proof::Stop(stop) => prove(&stop, program, store).await?,
         Proof::Clocks(clocks) => prove(&clocks, program, store).await?,

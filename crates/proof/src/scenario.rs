@@ -6,6 +6,7 @@
 mod clocks;
 mod crash;
 mod exact;
+mod handle;
 mod kill;
 mod lanes;
 mod once;
@@ -16,6 +17,7 @@ mod writers;
 pub use clocks::Clocks;
 pub use crash::{CRASH_POINTS, Crash};
 pub use exact::Exact;
+pub use handle::Handle;
 pub use kill::Kill;
 pub use lanes::ChangeLanes;
 pub use once::Once;
@@ -26,9 +28,10 @@ pub use writers::Writers;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 
 use crate::ground::Ground;
+use crate::nemesis::{Nemesis, Worker};
 
 /// Something that is done to workers.
 pub trait Scenario {
@@ -57,6 +60,20 @@ pub async fn prove(scenario: &impl Scenario, program: &Path, store: &str) -> Res
 /// Servers are started and stopped by a program that is waited for.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     Ok(tokio::task::spawn_blocking(work).await?)
+}
+
+/// Waits until `worker` has died of its crash, while `others` go on.
+async fn died(nemesis: &Nemesis<'_>, mut worker: Worker, others: &mut [Worker]) -> Result<()> {
+    let mut end = None;
+    nemesis
+        .until("the crash", others, async || {
+            end = worker.ended()?;
+            Ok(end.is_some())
+        })
+        .await?;
+    let status = end.context("it has ended")?;
+    ensure!(status.code().is_none(), "the worker failed by itself: {status}");
+    Ok(())
 }
 
 /// Short, because every death is waited for so long.

@@ -138,6 +138,9 @@ pub trait Shop: Send + Sync {
     /// How a naive relay reads, where transactions overlap and a low number can commit late.
     fn cursor(&self) -> Option<&dyn Cursor>;
 
+    /// The orders whose messages the proof's group has acknowledged.
+    async fn acknowledged(&self) -> Result<Vec<Order>>;
+
     /// Runs a statement (on Redis, a script) that does damage: the checker has to find it.
     async fn tamper(&self, statement: &str) -> Result<()>;
 }

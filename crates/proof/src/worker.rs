@@ -76,6 +76,9 @@ pub struct Work {
     /// Send and handle at most once.
     #[arg(long)]
     pub once: bool,
+    /// Acknowledge to the producer when the work is committed, not in its transaction.
+    #[arg(long)]
+    pub apart: bool,
     /// Send in transactions.
     #[arg(long)]
     pub exact: bool,
@@ -107,8 +110,8 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     let broker = Brokers::open(&work)?;
     let relay = runs("relay").then(|| relay(&work, &*shop, &broker)).transpose()?;
     let group = |handler: Handler| {
-        let group =
-            Group::new(GROUP, shop.store(), handler, InboxRules::default()).acknowledge(Acknowledge::InStore);
+        let ear = if work.apart { Acknowledge::Store(shop.store()) } else { Acknowledge::InStore };
+        let group = Group::new(GROUP, shop.store(), handler, InboxRules::default()).acknowledge(ear);
         if work.once { group.at_most_once() } else { group }
     };
     let consumer = |handler: Handler, broker: &Connected, topic: &str| {

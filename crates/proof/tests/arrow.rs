@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proof::ground::Ground;
 use proof::nemesis::{Nemesis, Worker};
-use proof::scenario::{ChangeLanes, Clocks, Crash, Kill, Once, Scenario, Stop, Writers, prove};
+use proof::scenario::{ChangeLanes, Clocks, Crash, Handle, Kill, Once, Scenario, Stop, Writers, prove};
 use stores::{SQLITE, on};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_proof");
@@ -40,6 +40,12 @@ on! { sqlite postgres mariadb redis:
 on! { sqlite postgres mariadb redis:
     async fn a_crash_at_any_point_between_claim_and_acknowledgement_breaks_no_promise(store: &str) {
         holds(Crash { messages: 500, times: 1 }, store).await;
+    }
+}
+
+on! { sqlite postgres mariadb redis:
+    async fn a_consumer_that_dies_between_any_two_steps_acknowledges_what_is_done_and_nothing_else(store: &str) {
+        holds(Handle { crashes: 1, keys: 100 }, store).await;
     }
 }
 

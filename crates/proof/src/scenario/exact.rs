@@ -12,7 +12,7 @@ use rand::Rng;
 use rustix::process::Signal;
 use testkit::servers::Own;
 
-use super::{CONSUMER, SHORT_LEASE, Scenario, blocking};
+use super::{CONSUMER, SHORT_LEASE, Scenario, blocking, died};
 use crate::ground::{Ground, broker_path};
 use crate::nemesis::{Nemesis, Worker};
 use crate::shop::TOPIC;
@@ -122,17 +122,7 @@ async fn crash(nemesis: &Nemesis<'_>, point: &str, messages: u64) -> Result<()> 
     let most = if matches!(point, "kafka::claimed" | "relay::settled") { 1 } else { 3 };
     let times = rand::rng().random_range(1..=most);
     let (crash, messages) = (format!("{point}={times}"), messages.to_string());
-    let mut worker = selling(nemesis, &["--messages", &messages, "--crash", &crash])?;
-    let mut end = None;
-    nemesis
-        .until("the crash", &mut [], async || {
-            end = worker.ended()?;
-            Ok(end.is_some())
-        })
-        .await?;
-    let status = end.context("it has ended")?;
-    ensure!(status.code().is_none(), "the relay failed by itself: {status}");
-    Ok(())
+    died(nemesis, selling(nemesis, &["--messages", &messages, "--crash", &crash])?, &mut []).await
 }
 
 /// Lets all of them be written and sent: what dies with relays again and again is put aside for a person.

@@ -95,6 +95,14 @@ impl Shop for MysqlShop {
         Ok(Outbox { messages, unsent, unacknowledged })
     }
 
+    async fn acknowledged(&self) -> Result<Vec<Order>> {
+        self.list(
+            "SELECT e.`key`, CAST(JSON_VALUE(e.payload, '$.n') AS UNSIGNED) FROM outbox_events e
+             JOIN outbox_acknowledgements a ON a.seq = e.seq AND a.grp = 'proof'",
+        )
+        .await
+    }
+
     fn cursor(&self) -> Option<&dyn Cursor> {
         Some(self)
     }

@@ -105,6 +105,14 @@ impl Shop for PostgresShop {
         })
     }
 
+    async fn acknowledged(&self) -> Result<Vec<Order>> {
+        self.list(
+            "SELECT e.key, (convert_from(e.payload, 'UTF8')::json ->> 'n')::bigint FROM outbox_events e
+             JOIN outbox_acknowledgements a ON a.seq = e.seq AND a.grp = 'proof'",
+        )
+        .await
+    }
+
     fn cursor(&self) -> Option<&dyn Cursor> {
         Some(self)
     }

@@ -126,6 +126,31 @@ impl Shop for RedisShop {
         Ok(Outbox { messages: seqs.len() as u64, unsent, unacknowledged })
     }
 
+    async fn acknowledged(&self) -> Result<Vec<Order>> {
+        let (mut connection, prefix) = (self.connect().await?, self.store.prefix());
+        let seqs: Vec<u64> = connection.hvals(format!("{prefix}:ids")).await?;
+        let mut orders = Vec::new();
+        for seqs in seqs.chunks(1_000) {
+            let mut look = pipe();
+            for seq in seqs {
+                look.hexists(format!("{prefix}:acks:{seq}"), GROUP);
+                look.hget(format!("{prefix}:m:{seq}"), "key").get(format!("{prefix}:b:{seq}"));
+            }
+            let found: Vec<Value> = look.query_async(&mut connection).await?;
+            for three in found.chunks(3) {
+                let [acknowledged, customer, payload] = three else { continue };
+                if ::redis::from_redis_value(acknowledged.clone())? {
+                    let customer = ::redis::from_redis_value(customer.clone())?;
+                    let payload: Vec<u8> = ::redis::from_redis_value(payload.clone())?;
+                    let payload: serde_json::Value = serde_json::from_slice(&payload)?;
+                    orders
+                        .push(Order { customer, n: payload["n"].as_u64().context("an order has a number")? });
+                }
+            }
+        }
+        Ok(orders)
+    }
+
     fn cursor(&self) -> Option<&dyn Cursor> {
         None
     }

@@ -96,6 +96,13 @@ impl Shop for SqliteShop {
         Ok(outbox?)
     }
 
+    async fn acknowledged(&self) -> Result<Vec<Order>> {
+        self.list(
+            "SELECT e.key, json_extract(e.payload, '$.n') FROM outbox_events e
+             JOIN outbox_acknowledgements a ON a.seq = e.seq AND a.grp = 'proof'",
+        )
+    }
+
     fn cursor(&self) -> Option<&dyn Cursor> {
         None
     }
