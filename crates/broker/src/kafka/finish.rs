@@ -204,7 +204,7 @@ impl Finisher {
     async fn abort(&mut self, line: Arc<Line>, until: Instant) {
         // What is left of the call may be nothing.
         let until = until.max(Instant::now() + self.inner.config.timeout / 4);
-        let aborted = line.step(move |producer| producer.abort_transaction(rest(until)), until).await;
+        let aborted = line.abort(until).await;
         self.line = Some(line).filter(|_| aborted.is_ok());
     }
 

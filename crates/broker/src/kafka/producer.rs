@@ -20,6 +20,7 @@ use super::client::{Aside, Ear, log};
 use super::config::{Config, millis};
 use super::error;
 use super::partition::{Acquainted, Spot};
+use super::topics::rest;
 
 /// How long a full queue is left alone before the next try.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -220,6 +221,15 @@ impl Line {
         self.producer.purge(PurgeConfig::default().queue().inflight());
         drop(tokio::time::timeout(PURGED_WITHIN, call.finished()).await);
         false
+    }
+
+    /// Ends the transaction: nothing of it is seen. Where Kafka has heard of it, the producer is as good as new.
+    pub(super) async fn abort(self: &Arc<Self>, until: Instant) -> KafkaResult<()> {
+        let aborted = self.step(move |producer| producer.abort_transaction(rest(until)), until).await;
+        if aborted.is_ok() {
+            self.spent.store(false, Ordering::SeqCst);
+        }
+        aborted
     }
 
     /// Whether another has begun transactions under the same id.

@@ -298,8 +298,7 @@ impl Together {
     async fn abort(&self, sender: &Arc<Sender>, until: Instant, why: String) -> End {
         // What is left of the call may be nothing.
         let until = until.max(Instant::now() + self.inner.config.timeout / 4);
-        let aborted = sender.step(move |producer| producer.abort_transaction(rest(until)), until).await;
-        self.good.store(aborted.is_ok(), Ordering::SeqCst);
+        self.good.store(sender.abort(until).await.is_ok(), Ordering::SeqCst);
         End::Aborted(why)
     }
 }
