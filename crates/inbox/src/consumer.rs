@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use broker::{Delivery, Position, ReceiveError, Subscriber, Subscription};
 use fail::fail_point;
@@ -28,6 +28,10 @@ pub(crate) const MISCONFIGURED: Duration = Duration::from_secs(30);
 
 /// The longest wait for another worker that has the next message.
 pub(crate) const BUSY: Duration = Duration::from_secs(1);
+
+/// A batch that is done within this may be larger the next time, up to so many times the least.
+const QUICK: Duration = Duration::from_millis(100);
+const LARGEST: usize = 8;
 
 /// How long a broker that may be gone has for a farewell.
 pub(crate) const CLOSING: Duration = Duration::from_secs(5);
@@ -200,7 +204,8 @@ impl Receiving {
     ) -> Result<(), ReceiveError> {
         let mut stop = self.stop.clone();
         let mut busy = Backoff::default();
-        while let Some(take) = self.worker.ready(self.worker.group.batch(), &mut stop).await {
+        let mut appetite = Appetite::new(self.worker.group.batch());
+        while let Some(take) = self.worker.ready(appetite.now, &mut stop).await {
             let deliveries = tokio::select! {
                 biased;
                 () = stop.asked() => break,
@@ -211,7 +216,9 @@ impl Receiving {
                 tokio::task::yield_now().await;
                 continue;
             }
+            let (full, began) = (deliveries.len() >= appetite.now, Instant::now());
             let moved = self.turn(subscription, deliveries, take, &mut stop).await?;
+            appetite.learn(full && moved, began.elapsed());
             if moved {
                 busy.reset();
             } else if !stop.wait(busy.next().min(BUSY)).await {
@@ -280,6 +287,29 @@ impl Receiving {
     }
 }
 
+/// How many messages are received together. What happens once for a batch weighs less in a large one; in a small one, less
+/// waits behind what is slow.
+struct Appetite {
+    now: usize,
+    least: usize,
+    most: usize,
+}
+
+impl Appetite {
+    fn new(least: usize) -> Self {
+        Self { now: least, least, most: least.saturating_mul(LARGEST) }
+    }
+
+    /// A batch took so long; `full` if there was as much as was asked for.
+    fn learn(&mut self, full: bool, took: Duration) {
+        if took > QUICK {
+            self.now = (self.now / 2).max(self.least);
+        } else if full {
+            self.now = (self.now * 2).min(self.most);
+        }
+    }
+}
+
 /// What the broker may forget of a batch, and what it must deliver again: one position for each partition, since
 /// a position speaks for all before or after it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -321,6 +351,21 @@ impl Split {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_grows_while_it_is_quick_and_full_and_shrinks_when_it_is_slow() {
+        let mut appetite = Appetite::new(128);
+        let mut after = |full: bool, millis: u64| {
+            appetite.learn(full, Duration::from_millis(millis));
+            appetite.now
+        };
+        assert_eq!(
+            [after(true, 10), after(false, 10), after(true, 99), after(true, 99)],
+            [256, 256, 512, 1_024]
+        );
+        assert_eq!([after(true, 10), after(true, 200), after(false, 200)], [1_024, 512, 256]);
+        assert_eq!([after(true, 5_000), after(true, 5_000)], [128, 128]);
+    }
 
     #[test]
     fn a_partition_is_finished_up_to_the_first_that_must_come_again() {

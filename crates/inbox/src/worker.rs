@@ -61,7 +61,7 @@ impl Worker {
         };
         let max = match probing {
             // The others of the batch in which a suspect struck may be done by now: look past them for a witness.
-            true if self.group.suspects().any() && !self.group.is_at_most_once() => 2 * self.group.batch(),
+            true if self.group.suspects().any() && !self.group.is_at_most_once() => 2 * max,
             true => 1,
             false => max,
         };

@@ -11,11 +11,13 @@ use serde_json::value::RawValue;
 pub(super) const MOST: usize = 8 << 20;
 
 /// What an answer by HTTP looks like.
+#[cfg(feature = "http")]
 const BODY: &str = r#"answer with {"messages":[{"topic":"…","message":…}]}, or 204 where there are none"#;
 
 /// What a line of a program looks like.
 const LINE: &str = r#"write one {"topic":"…","message":…} a line"#;
 
+#[cfg(feature = "http")]
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Answer {
@@ -37,6 +39,7 @@ struct Made {
 }
 
 /// The messages of an answer by HTTP to the message `of`. No body means none.
+#[cfg(feature = "http")]
 pub(super) fn of_body(body: &[u8], of: MessageId) -> Result<Vec<Message>, String> {
     if body.trim_ascii().is_empty() {
         return Ok(Vec::new());
