@@ -33,7 +33,7 @@ use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Remembered, Reservation, Work,
 };
-use desk::Desk;
+use desk::{Desk, Marks};
 use work::Job;
 pub(super) use work::Statements;
 
@@ -70,7 +70,8 @@ impl Inbox for PostgresStore {
         repeat(|| async {
             let tx = self.connections.transaction().await?;
             let result = async {
-                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals.iter()).await?;
+                let mut desk =
+                    Desk::open(self, &tx, group, number, rules, arrivals.iter(), Marks::Make).await?;
                 let receipts = desk.process(&arrivals, &job).await?;
                 desk.finish().await?;
                 Ok(receipts)
@@ -96,7 +97,8 @@ impl Inbox for PostgresStore {
         repeat(|| async {
             let tx = self.connections.transaction().await?;
             let result = async {
-                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals.iter()).await?;
+                let arrived = arrivals.iter();
+                let mut desk = Desk::open(self, &tx, group, number, rules, arrived, Marks::LookUp).await?;
                 let reservations = desk.reserve(&arrivals, lease).await?;
                 desk.finish().await?;
                 Ok(reservations)
@@ -121,7 +123,7 @@ impl Inbox for PostgresStore {
             let tx = self.connections.transaction().await?;
             let result = async {
                 let arrivals = conclusions.iter().map(|(arrival, ..)| arrival);
-                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals).await?;
+                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals, Marks::Make).await?;
                 let receipts = desk.conclude_all(&conclusions).await?;
                 desk.finish().await?;
                 Ok(receipts)

@@ -27,6 +27,15 @@ pub(super) enum Mark {
     Taken,
 }
 
+/// How a transaction learns what is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marks {
+    /// By making the marks: what is not done in the end is taken back.
+    Make,
+    /// By looking, where nobody else can make a mark meanwhile: whoever does has the key first, or a reservation.
+    LookUp,
+}
+
 /// What a transaction adds to the group's counters.
 #[derive(Default)]
 pub(super) struct Changes {
@@ -61,17 +70,23 @@ impl<'a> Desk<'a> {
         name: &'a str,
         group: i64,
         rules: &'a InboxRules,
-        arrivals: impl Iterator<Item = &Arrival> + Clone,
+        arrivals: impl Iterator<Item = &'a Arrival>,
+        marks: Marks,
     ) -> Result<Self, Trouble> {
-        let keys = arrivals.clone().filter(|_| rules.ordered);
-        let keys = keys
-            .filter_map(|arrival| Some((arrival.message.topic.as_str(), arrival.message.key.as_deref()?)));
-        let keys: Vec<(&str, &str)> = keys.collect();
-        let (begun, locked, marked) =
-            tokio::join!(biased; tx.begin(), lock_keys(tx, group, &keys), mark(tx, group, arrivals));
+        let key = |arrival: &'a Arrival| {
+            Some((arrival.message.topic.as_str(), arrival.message.key.as_deref().filter(|_| rules.ordered)?))
+        };
+        let arrivals: Vec<&Arrival> = arrivals.collect();
+        let keys: Vec<(&str, &str)> = arrivals.iter().filter_map(|arrival| key(arrival)).collect();
+        let (looked_up, marked): (Vec<&Arrival>, Vec<&Arrival>) =
+            arrivals.into_iter().partition(|arrival| marks == Marks::LookUp && key(arrival).is_some());
+        let looked_up: Vec<Uuid> = looked_up.into_iter().map(|arrival| arrival.message.id.0).collect();
+        let (begun, locked, marked, known) = tokio::join!(biased;
+            tx.begin(), lock_keys(tx, group, &keys), mark(tx, group, &marked), done(tx, group, &looked_up));
         begun?;
         locked?;
-        let marks = marked?;
+        let mut marks = marked?;
+        marks.extend(known?);
         let row = tx
             .one(
                 "SELECT clock_timestamp(), EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1),
@@ -362,15 +377,28 @@ impl<'a> Desk<'a> {
     }
 }
 
+/// Which of these are done, each with its mark.
+async fn done(tx: &Transaction, group: i64, ids: &[Uuid]) -> Result<Vec<(Uuid, Mark)>, Trouble> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = tx
+        .query(
+            "SELECT id, digest FROM inbox_ids WHERE grp = $1 AND id = ANY ($2)",
+            &[(&group, Type::INT8), (&ids, Type::UUID_ARRAY)],
+        )
+        .await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, Mark::Done(row.try_get(1)?)))).collect()
+}
+
 /// Marks all arrivals that are not marked, waiting for others who are at the same ones, and says what is known of each.
-async fn mark(
-    tx: &Transaction,
-    group: i64,
-    arrivals: impl Iterator<Item = &Arrival>,
-) -> Result<HashMap<Uuid, Mark>, Trouble> {
+async fn mark(tx: &Transaction, group: i64, arrivals: &[&Arrival]) -> Result<HashMap<Uuid, Mark>, Trouble> {
     let mut first: HashMap<Uuid, &Arrival> = HashMap::new();
     for arrival in arrivals {
         first.entry(arrival.message.id.0).or_insert(arrival);
+    }
+    if first.is_empty() {
+        return Ok(HashMap::new());
     }
     // In the order of ids: two calls with the same ones must not wait for each other.
     let mut new: Vec<&Arrival> = first.values().copied().collect();
@@ -397,17 +425,9 @@ async fn mark(
     for row in &rows {
         marks.insert(row.try_get(0)?, Mark::Open);
     }
-    let done: Vec<Uuid> = ids.into_iter().filter(|id| !marks.contains_key(id)).collect();
-    if !done.is_empty() {
-        let rows = tx
-            .query(
-                "SELECT id, digest FROM inbox_ids WHERE grp = $1 AND id = ANY ($2)",
-                &[(&group, Type::INT8), (&done, Type::UUID_ARRAY)],
-            )
-            .await?;
-        for row in &rows {
-            marks.insert(row.try_get(0)?, Mark::Done(row.try_get(1)?));
-        }
+    let marked: Vec<Uuid> = ids.into_iter().filter(|id| !marks.contains_key(id)).collect();
+    if !marked.is_empty() {
+        marks.extend(done(tx, group, &marked).await?);
         if marks.len() < first.len() {
             // Forgotten between the two statements: whoever comes next finds it so.
             let (reason, retry_after) = ("marks are being forgotten".to_owned(), Duration::ZERO);
