@@ -30,11 +30,14 @@ const KAFKA_POINTS: [&str; 6] = [
     "relay::settled",
 ];
 
-/// Orders for each crash.
-const ORDERS: u64 = 300;
+/// Transactions of orders in a second: they go on until the relay dies.
+const PACE: &str = "50";
 
-/// Transactions of orders in a second, while relays are stopped.
-const PACE: &str = "20";
+/// The same, while relays are stopped.
+const SLOW_PACE: &str = "20";
+
+/// Orders that whoever comes after a crash adds to those it finds.
+const MORE: u64 = 20;
 
 /// What comes after the last message, if anything does, comes within this.
 const END: Duration = Duration::from_secs(3);
@@ -71,16 +74,14 @@ impl Scenario for Exact {
             ground.use_broker(format!("{}?prefix=proof", server.url()));
         }
         let mut consumer = [nemesis.worker(CONSUMER)?];
-        let mut messages = 0;
         for time in 1..=self.crashes {
             for point in points {
-                messages += ORDERS;
-                crash(&nemesis, point, messages).await.with_context(|| format!("{point}, time {time}"))?;
-                recover(&nemesis, messages).await.with_context(|| format!("after {point}, time {time}"))?;
+                crash(&nemesis, point).await.with_context(|| format!("{point}, time {time}"))?;
+                recover(&nemesis).await.with_context(|| format!("after {point}, time {time}"))?;
                 consumer[0].at_work()?;
             }
         }
-        let writer = nemesis.worker(&["--only", "producer", "--pace", PACE])?;
+        let writer = nemesis.worker(&["--only", "producer", "--pace", SLOW_PACE])?;
         let mut others = vec![relay(&nemesis, &[])?, relay(&nemesis, &[])?];
         let relays: Vec<_> = others.iter().map(Worker::relay_name).collect();
         others.extend(consumer);
@@ -116,17 +117,17 @@ fn relay(nemesis: &Nemesis<'_>, more: &[&str]) -> Result<Worker> {
     nemesis.worker(&[&["--only", "relay", "--exact"], more].concat())
 }
 
-/// Lets a relay die at `point`, not always with its first transaction, while it writes until there are `messages`.
-async fn crash(nemesis: &Nemesis<'_>, point: &str, messages: u64) -> Result<()> {
-    // Lanes are claimed once, and a turn may be the only one that settles.
-    let most = if matches!(point, "kafka::claimed" | "relay::settled") { 1 } else { 3 };
-    let times = rand::rng().random_range(1..=most);
-    let (crash, messages) = (format!("{point}={times}"), messages.to_string());
-    died(nemesis, selling(nemesis, &["--messages", &messages, "--crash", &crash])?, &mut []).await
+/// Lets a relay die at `point`, not always with its first transaction.
+async fn crash(nemesis: &Nemesis<'_>, point: &str) -> Result<()> {
+    // Lanes are claimed once.
+    let most = if point == "kafka::claimed" { 1 } else { 3 };
+    let crash = format!("{point}={}", rand::rng().random_range(1..=most));
+    died(nemesis, selling(nemesis, &["--pace", PACE, "--crash", &crash])?, &mut []).await
 }
 
-/// Lets all of them be written and sent: what dies with relays again and again is put aside for a person.
-async fn recover(nemesis: &Nemesis<'_>, messages: u64) -> Result<()> {
+/// Lets all of them be sent, and a few more: what dies with relays again and again is put aside for a person.
+async fn recover(nemesis: &Nemesis<'_>) -> Result<()> {
+    let messages = nemesis.ground.shop().orders().await?.len() as u64 + MORE;
     let mut worker = [selling(nemesis, &["--messages", &messages.to_string()])?];
     nemesis.until_counts(&mut worker, |counts| counts.sent == messages).await?;
     let [worker] = worker;
