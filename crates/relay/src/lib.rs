@@ -231,11 +231,12 @@ impl Running {
         self.shared.stopping.send_replace(true);
         let mut trains = std::mem::take(&mut self.trains);
         let finish = async move { while trains.join_next().await.is_some() {} };
-        if tokio::time::timeout(self.shared.settings.drain, finish).await.is_err() {
+        if tokio::time::timeout(self.shared.settings.drain, finish).await.is_ok() {
+            for train in 0..self.shared.settings.trains.max(1) {
+                self.shared.senders.give_back(train, |_| true).await;
+            }
+        } else {
             tracing::warn!("the drain took too long: what is still in flight is left to others");
-        }
-        for train in 0..self.shared.settings.trains.max(1) {
-            self.shared.senders.give_back(train, |_| true).await;
         }
         if let Some(heart) = self.heart.take() {
             heart.stop().await;

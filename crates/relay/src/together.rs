@@ -60,19 +60,21 @@ impl Senders {
         self.each.lock().expect("nothing panics while it holds the senders")
     }
 
-    fn of_train(&self, train: usize) -> Vec<Arc<Sender>> {
+    fn of_train(&self, train: usize) -> Vec<((usize, usize), Arc<Sender>)> {
         let each = self.each();
-        each.iter().filter(|((of, _), _)| *of == train).map(|(_, sender)| Arc::clone(sender)).collect()
+        let of_train = each.iter().filter(|((of, _), _)| *of == train);
+        of_train.map(|(place, sender)| (*place, Arc::clone(sender))).collect()
     }
 
     /// A train settled these batches, but for those that it found to be another's.
     pub(crate) fn settled(&self, train: usize, batches: &[BatchId], fenced: &[BatchId]) {
-        for sender in self.of_train(train) {
+        for (place, sender) in self.of_train(train) {
             let mut book = sender.book();
             for batch in batches {
                 match book.settling.remove(batch) {
                     Some((lane, entries)) if !fenced.contains(batch) => book.close(lane, &entries),
-                    // They stay open: whoever has the lane now asks the notes about them.
+                    // Whether they are settled is not known here; the next sender asks the store, and stops this one.
+                    Some((_, entries)) if !entries.is_empty() => drop(self.each().remove(&place)),
                     _ => {}
                 }
             }
@@ -85,7 +87,7 @@ impl Senders {
 
     /// A train gives these lanes to others: nothing of them is on its way.
     pub(crate) async fn give_back(&self, train: usize, lanes: impl Fn(u16) -> bool) {
-        for sender in self.of_train(train) {
+        for (_, sender) in self.of_train(train) {
             let given = sender.book().give_back(&lanes);
             if !given.is_empty() && sender.sender.is_good() {
                 drop(tokio::time::timeout(GIVEN_BACK, sender.sender.give_back(&given)).await);

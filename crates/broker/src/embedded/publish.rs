@@ -21,7 +21,7 @@ use crate::{Guarantees, Outcome, Outgoing, Publisher, Transactions};
 const MAX_BATCH: usize = 10_000;
 
 /// Longer than the file's own patience with a lock, so that its clear answer comes first.
-const TIME_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Where a topic's partitions are; fixed when the topic is created.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,11 @@ pub(super) type Blocks = BTreeMap<u32, Vec<Block>>;
 pub(super) struct Ready {
     outgoing: Outgoing,
     headers: Option<String>,
+}
+
+/// What is said of messages that nobody spoke of in time.
+pub(super) fn unanswered() -> Outcome {
+    Outcome::Unconfirmed { error: format!("the embedded broker did not answer within {TIME_LIMIT:?}") }
 }
 
 #[async_trait]
@@ -67,9 +72,7 @@ impl Publisher for Broker {
         let failure = match tokio::time::timeout(TIME_LIMIT, self.store(&ready)).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(outcome(&error)),
-            Err(_) => Some(Outcome::Unconfirmed {
-                error: format!("the embedded broker did not answer within {TIME_LIMIT:?}"),
-            }),
+            Err(_) => Some(unanswered()),
         };
         let mut results = match failure {
             None => vec![Outcome::Confirmed; ready.len()],

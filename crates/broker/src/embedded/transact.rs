@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::error::outcome;
-use super::publish::{append, failed};
+use super::publish::{Ready, TIME_LIMIT, append, failed, unanswered};
 use super::{Broker, Inner};
 use crate::{Line, Outcome, Outgoing, SendTogether, Transactions, WriteNote};
 
@@ -70,32 +70,16 @@ impl SendTogether for Together {
         let note = note(&places);
         // Until it is known how this ends, nothing else may begin.
         self.good.store(false, Ordering::SeqCst);
-        let stored = match self.broker.blocks(&ready).await {
-            Ok(blocks) => {
-                let id = self.id;
-                let write = move |connection: &Connection| {
-                    let noted = connection
-                        .prepare_cached("UPDATE broker_senders SET note = ?2 WHERE id = ?1 AND NOT fenced")?
-                        .execute((id, &note))?;
-                    if noted > 0 {
-                        append(connection, &blocks)?;
-                    }
-                    Ok(noted > 0)
-                };
-                fail::fail_point!("broker::publishing");
-                self.inner().file.write(write).await
-            }
-            Err(error) => Err(error),
-        };
-        let results = match stored {
-            Ok(true) => {
+        let results = match tokio::time::timeout(TIME_LIMIT, self.store(&ready, note)).await {
+            Ok(Ok(true)) => {
                 fail::fail_point!("broker::published");
                 self.good.store(true, Ordering::SeqCst);
                 self.inner().ring();
                 vec![Outcome::Confirmed; ready.len()]
             }
-            Ok(false) => vec![Outcome::Held; ready.len()],
-            Err(error) => failed(&ready, &outcome(&error)),
+            Ok(Ok(false)) => vec![Outcome::Held; ready.len()],
+            Ok(Err(error)) => failed(&ready, &outcome(&error)),
+            Err(_) => failed(&ready, &unanswered()),
         };
         for (place, result) in places.into_iter().zip(results) {
             outcomes[place] = Some(result);
@@ -111,6 +95,22 @@ impl SendTogether for Together {
 impl Together {
     fn inner(&self) -> &Inner {
         &self.broker.inner
+    }
+
+    /// Stores messages and note; neither where this sender is fenced.
+    async fn store(&self, ready: &[Ready], note: Vec<u8>) -> Result<bool, sqlite::Error> {
+        let (blocks, id) = (self.broker.blocks(ready).await?, self.id);
+        let write = move |connection: &Connection| {
+            let noted = connection
+                .prepare_cached("UPDATE broker_senders SET note = ?2 WHERE id = ?1 AND NOT fenced")?
+                .execute((id, &note))?;
+            if noted > 0 {
+                append(connection, &blocks)?;
+            }
+            Ok(noted > 0)
+        };
+        fail::fail_point!("broker::publishing");
+        self.inner().file.write(write).await
     }
 }
 

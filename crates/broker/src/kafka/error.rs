@@ -76,11 +76,22 @@ pub(super) fn certain(code: Code) -> bool {
     !matches!(outcome(code, String::new()), Outcome::Unconfirmed { .. })
 }
 
+/// Whether nothing can be sent to the topic, whatever it is.
+pub(super) fn of_the_topic(code: Code) -> bool {
+    !of_the_producer(code) && matches!(outcome(code, String::new()), Outcome::Misconfigured { .. })
+}
+
+/// Whether any message of a call failed by itself: others may not have been tried for it.
+pub(super) fn blamed(reports: &[Result<(), Code>]) -> bool {
+    reports.iter().any(|report| report.is_err_and(|code| !of_the_producer(code)))
+}
+
 /// What failed because the producer did, and says nothing of the message itself.
 pub(super) fn of_the_producer(code: Code) -> bool {
     matches!(
         code,
         Code::PurgeQueue
+            | Code::UnknownPartition
             | Code::PurgeInflight
             | Code::Fatal
             | Code::GaplessGuarantee

@@ -42,8 +42,8 @@ impl SubscribeTogether for Broker {
         topics: &[String],
     ) -> Result<Box<dyn FinishTogether>, ReceiveError> {
         let reader = self.join(group, topics).await?;
-        let name = format!("postrider.{}{group}", self.inner.config.prefix);
-        Ok(Box::new(Finisher { inner: Arc::clone(&self.inner), reader, name, line: None }))
+        let id = format!("postrider.{}{group}.{}", self.inner.config.prefix, Uuid::new_v4());
+        Ok(Box::new(Finisher { inner: Arc::clone(&self.inner), reader, id, line: None }))
     }
 }
 
@@ -51,8 +51,8 @@ impl SubscribeTogether for Broker {
 struct Finisher {
     inner: Arc<Inner>,
     reader: Reader,
-    /// What its transactional ids begin with.
-    name: String,
+    /// Its transactional id. A producer that takes another's place has the same, and what that left behind is over.
+    id: String,
     /// The producer of the next transaction; none before the first and after one that failed.
     line: Option<Arc<Line>>,
 }
@@ -135,8 +135,7 @@ impl FinishTogether for Finisher {
             });
         }
         fail::fail_point!("kafka::finish_offsets");
-        let committed = line.step(move |producer| producer.commit_transaction(rest(until)), until).await;
-        if let Err(failed) = committed {
+        if let Err(failed) = line.commit(until).await {
             let text = error::text(&failed);
             return Err(self.over(format!("whether Kafka committed is not known here: {text}")));
         }
@@ -163,7 +162,6 @@ impl Finisher {
         if let Some(line) = self.line.take().filter(|line| line.batch <= batch) {
             return Ok(line);
         }
-        let id = format!("{}.{}", self.name, Uuid::new_v4());
         let failed = |failed| {
             let text = format!("no transactions can be had: {}", error::text(&failed));
             match error::receive(error::code(&failed), text) {
@@ -171,7 +169,7 @@ impl Finisher {
                 misconfigured => Unfinished::Over(misconfigured),
             }
         };
-        let line = Line::open_for(OPEN_FOR.max(config.timeout), config, batch, &id).map_err(failed)?;
+        let line = Line::open_for(OPEN_FOR.max(config.timeout), config, batch, &self.id).map_err(failed)?;
         let line = Arc::new(line);
         line.step(move |producer| producer.init_transactions(rest(until)), until).await.map_err(failed)?;
         Ok(line)
@@ -204,8 +202,8 @@ impl Finisher {
     async fn abort(&mut self, line: Arc<Line>, until: Instant) {
         // What is left of the call may be nothing.
         let until = until.max(Instant::now() + self.inner.config.timeout / 4);
-        let aborted = line.abort(until).await;
-        self.line = Some(line).filter(|_| aborted.is_ok());
+        let good = line.abort(until).await;
+        self.line = Some(line).filter(|_| good);
     }
 
     /// Another subscription has to ask Kafka how far the partitions are done.
@@ -218,8 +216,10 @@ impl Finisher {
 impl Inner {
     /// What became of messages whose transaction was aborted.
     fn outcomes(&self, made: &[Outgoing], reports: &[Report], said: &str) -> Vec<Outcome> {
+        let blamed = error::blamed(reports);
         let outcome = |(outgoing, report): (&Outgoing, &Report)| match report {
             Ok(()) => Outcome::Held,
+            Err(code) if blamed && error::of_the_producer(*code) => Outcome::Held,
             Err(code) if error::of_the_producer(*code) => {
                 Outcome::Unreachable { error: format!("Kafka did not take the transaction{said}") }
             }

@@ -115,8 +115,8 @@ pub(super) struct Held {
     pub(super) queue: PartitionQueue<Changes>,
     /// Everything before it is acknowledged; unknown before the first message.
     finished: Option<i64>,
-    /// Everything before it was handed out.
-    received: i64,
+    /// What was handed out and is not acknowledged. Offsets have gaps, where transactions ended or were aborted.
+    out: BTreeSet<i64>,
     /// Nothing more is handed out.
     pub(super) leaving: bool,
 }
@@ -125,11 +125,11 @@ impl Held {
     /// A message is handed out.
     pub(super) fn receive(&mut self, offset: i64) {
         self.finished.get_or_insert(offset);
-        self.received = offset + 1;
+        self.out.insert(offset);
     }
 
     fn busy(&self) -> bool {
-        self.finished.is_some_and(|finished| finished < self.received)
+        !self.out.is_empty()
     }
 }
 
@@ -281,7 +281,7 @@ impl Member {
         let Some(mut queue) = consumer.split_partition_queue(&name.0, name.1) else { return };
         let bell = Arc::clone(&self.bell);
         queue.set_nonempty_callback(move || bell.notify_one());
-        let held = Held { name: name.clone(), queue, finished: None, received: 0, leaving: false };
+        let held = Held { name: name.clone(), queue, finished: None, out: BTreeSet::new(), leaving: false };
         self.standing().held.insert(number, held);
         self.bell.notify_one();
     }
@@ -348,8 +348,7 @@ impl Member {
         let mut commits: BTreeMap<u64, (Name, i64)> = BTreeMap::new();
         for Position { partition, offset } in positions {
             let Some(held) = standing.held.get(partition) else { continue };
-            let news = held.finished.is_some_and(|finished| finished <= *offset) && *offset < held.received;
-            if news {
+            if held.out.contains(offset) {
                 let commit = commits.entry(*partition).or_insert_with(|| (held.name.clone(), 0));
                 commit.1 = commit.1.max(offset + 1);
             }
@@ -363,6 +362,7 @@ impl Member {
         for (partition, (_, next)) in commits {
             if let Some(held) = standing.held.get_mut(partition) {
                 held.finished = held.finished.max(Some(*next));
+                held.out = held.out.split_off(next);
             }
         }
     }
@@ -373,11 +373,8 @@ impl Member {
         let Some(consumer) = standing.consumer.clone() else { return Ok(()) };
         for Position { partition, offset } in positions {
             let Some(held) = standing.held.get_mut(partition) else { continue };
-            let Some(target) = held.finished.map(|finished| finished.max(*offset)) else { continue };
-            if target >= held.received {
-                continue;
-            }
-            held.received = target;
+            // The first of those that are given back: what lies between it and the position is done, or was never there.
+            let Some(target) = held.out.split_off(offset).first().copied() else { continue };
             if !held.leaving {
                 let (topic, number) = &held.name;
                 // Without waiting: what was fetched before it is out of date from now on.

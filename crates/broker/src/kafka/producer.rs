@@ -25,6 +25,9 @@ use super::topics::rest;
 /// How long a full queue is left alone before the next try.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Between two looks whether a report is still counted.
+const COUNTED_OUT: Duration = Duration::from_micros(50);
+
 /// How long after a purge the reports of what was purged may take.
 const PURGED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -174,8 +177,13 @@ impl Line {
                 known.meet(spots[number]);
                 continue;
             }
+            let why = match report {
+                // Nothing passes, whatever it is.
+                Err(code) if error::of_the_topic(code) => code,
+                _ => Code::PurgeQueue,
+            };
             for later in (number + 1..spots.len()).filter(|later| spots[*later] == spots[number]) {
-                call.settle(later, Err(Code::PurgeQueue));
+                call.settle(later, Err(why));
             }
         }
     }
@@ -197,6 +205,11 @@ impl Line {
                 }
                 Err((failed, _)) => {
                     let code = error::code(&failed);
+                    if code == Code::UnknownPartition {
+                        // Partitions were added, or are fewer, and this producer does not know it.
+                        self.spent.store(true, Ordering::SeqCst);
+                        return Err(code);
+                    }
                     let of_line = error::of_the_producer(code) || code == Code::QueueFull;
                     return Err(if of_line { Code::PurgeQueue } else { code });
                 }
@@ -223,13 +236,23 @@ impl Line {
         false
     }
 
-    /// Ends the transaction: nothing of it is seen. Where Kafka has heard of it, the producer is as good as new.
-    pub(super) async fn abort(self: &Arc<Self>, until: Instant) -> KafkaResult<()> {
+    /// Commits the transaction, all of whose messages are stored.
+    pub(super) async fn commit(self: &Arc<Self>, until: Instant) -> KafkaResult<()> {
+        let commit = move |producer: &ThreadedProducer<Reports>| {
+            // The last report is counted for a moment after it was given, and the client's own wait for it lasts 100 ms.
+            while producer.in_flight_count() > 0 && Instant::now() < until {
+                std::thread::sleep(COUNTED_OUT);
+            }
+            producer.commit_transaction(rest(until))
+        };
+        self.step(commit, until).await
+    }
+
+    /// Ends the transaction: nothing of it is seen. Answers whether another may begin. Not after messages were thrown
+    /// away: they may still reach a server, which would take them for the next one's.
+    pub(super) async fn abort(self: &Arc<Self>, until: Instant) -> bool {
         let aborted = self.step(move |producer| producer.abort_transaction(rest(until)), until).await;
-        if aborted.is_ok() {
-            self.spent.store(false, Ordering::SeqCst);
-        }
-        aborted
+        aborted.is_ok() && !self.spent.load(Ordering::SeqCst)
     }
 
     /// Whether another has begun transactions under the same id.
@@ -382,5 +405,28 @@ mod tests {
         call.settle(0, Ok(()));
         call.finished().await;
         assert_eq!(call.reported(), [Ok(()), Err(Code::PurgeQueue)]);
+    }
+
+    #[tokio::test]
+    async fn a_producer_that_does_not_know_a_partition_is_of_no_use_any_more() {
+        let cluster = rdkafka::mocking::MockCluster::new(1).expect("an imitation can be started");
+        cluster.create_topic("orders", 1, 1).expect("a topic can be made");
+        let config = Config::new(cluster.bootstrap_servers());
+        let line = Line::new(&config, 1_000_000).expect("librdkafka can be used");
+        let until = Instant::now() + Duration::from_secs(20);
+        let send = async |partition: i32| {
+            let call = Call::new(1);
+            let record =
+                |_, ticket| Record::with_opaque_to("orders", ticket).partition(partition).payload(&b"1"[..]);
+            line.hand_over_all(&call, &[("orders", partition)], record, until).await;
+            (line.finish(&call, until).await, call.reported().remove(0))
+        };
+        assert_eq!(send(0).await, (true, Ok(())));
+        assert_eq!(send(7).await, (false, Err(Code::UnknownPartition)), "it was added a moment ago");
+        assert_eq!(
+            send(0).await,
+            (false, Err(Code::PurgeQueue)),
+            "the next one asks the servers what there is"
+        );
     }
 }

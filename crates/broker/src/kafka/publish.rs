@@ -242,12 +242,17 @@ impl Inner {
 
     /// Enters the reports of a round. What failed only because the producer did stays open, unless this was the `last`.
     fn enter(&self, book: &mut Book<'_>, ready: &[Ready<'_>], sent: &Sent, last: bool) {
+        let blamed = error::blamed(&sent.reports);
         for (Ready { place, .. }, report) in ready.iter().zip(&sent.reports) {
             let topic = &book.batch[*place].message.topic;
             match report {
                 Ok(()) => book.settle(*place, Outcome::Confirmed),
                 Err(code) if error::of_the_producer(*code) => {
-                    if book.is_blocked(*place) && error::certain(*code) {
+                    if *code == Code::UnknownPartition {
+                        self.topics.forget(&self.topic(topic));
+                    }
+                    let untried = error::certain(*code) && (book.is_blocked(*place) || last && blamed);
+                    if untried {
                         book.settle(*place, Outcome::Held);
                     } else if last || book.is_blocked(*place) {
                         let error =

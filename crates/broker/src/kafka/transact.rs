@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
+use futures::future::try_join_all;
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::producer::Producer;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -33,6 +34,9 @@ use crate::{Line, Outcome, Outgoing, SendTogether, Transactions, WriteNote};
 
 /// Those who had lanes of ours and were fenced, until what they sent is settled. Senders of one process often meet the same.
 pub(super) type Fenced = HashMap<Uuid, Predecessor>;
+
+/// How many are fenced at the same time.
+const AT_ONCE: usize = 4;
 
 /// One of them.
 pub(super) struct Predecessor {
@@ -100,19 +104,21 @@ impl SendTogether for Together {
         fail::fail_point!("kafka::claimed");
         let others = self.notes.others(self.id, &claims, until).await?;
         let mut fenced = self.inner.fenced.lock().await;
+        let until = Instant::now() + self.inner.config.timeout;
         let strangers: Vec<Uuid> =
             others.keys().filter(|other| !fenced.contains_key(other)).copied().collect();
-        for other in &strangers {
-            begin(&self.inner, &self.notes, *other, until).await?;
-        }
-        if !strangers.is_empty() {
+        // A few at a time: however many there are, what was done stays done if the time runs out.
+        for strangers in strangers.chunks(AT_ONCE) {
+            try_join_all(strangers.iter().map(|other| begin(&self.inner, &self.notes, *other, until)))
+                .await?;
             // They may have claimed and sent more before they were fenced.
-            for (id, other) in self.notes.others(self.id, &claims, until).await? {
-                if strangers.contains(&id) {
-                    let notes = self.notes.last(id, &other, until).await?;
-                    fenced.insert(id, Predecessor { other, notes });
-                }
-            }
+            let claimed = self.notes.others(self.id, &claims, until).await?;
+            let claimed = claimed.into_iter().filter(|(id, _)| strangers.contains(id));
+            let read = claimed.map(async |(id, other)| {
+                let notes = self.notes.last(id, &other, until).await?;
+                Ok::<_, Outcome>((id, Predecessor { other, notes }))
+            });
+            fenced.extend(try_join_all(read).await?);
         }
         self.book().met.extend(others.keys());
         let known = others.keys().filter_map(|other| fenced.get(other));
@@ -214,12 +220,13 @@ impl SendTogether for Together {
         if noted.is_err() {
             inner.topics.forget(&self.notes.topic);
         }
+        let blamed = error::blamed(&reports);
         for (place, report) in places.iter().zip(&reports) {
             let topic = inner.topic(&batch[*place].message.topic);
-            if report.is_err_and(|code| !error::of_the_producer(code)) {
+            if report.is_err_and(|code| !error::of_the_producer(code) || code == Code::UnknownPartition) {
                 inner.topics.forget(&topic);
             }
-            book.settle(*place, outcome(*report, &ended, &noted, &topic));
+            book.settle(*place, outcome(*report, blamed, &ended, &noted, &topic));
         }
         book.close()
     }
@@ -242,9 +249,10 @@ fn failed(code: Code, topic: &str) -> Outcome {
     error::outcome(code, format!("topic `{topic}`: {code}")).before_sending()
 }
 
-/// What a message of a transaction is told, whose note was stored or not.
+/// What a message of a transaction is told, whose note was stored or not. `blamed`: some failed by themselves.
 fn outcome(
     report: Result<(), Code>,
+    blamed: bool,
     ended: &Result<End, String>,
     noted: &Result<(), Outcome>,
     topic: &str,
@@ -253,6 +261,7 @@ fn outcome(
         (Ok(End::Committed), ..) => Outcome::Confirmed,
         (Ok(End::Fenced), ..) => Outcome::Held,
         (Ok(End::Aborted(_)), Err(code), _) if !error::of_the_producer(code) => failed(code, topic),
+        (Ok(End::Aborted(_)), Err(_), _) if blamed => Outcome::Held,
         (Ok(End::Aborted(said)), Err(_), _) => {
             Outcome::Unreachable { error: format!("Kafka did not take the transaction{said}") }
         }
@@ -280,8 +289,7 @@ impl Together {
 
     async fn commit(&self, sender: &Arc<Sender>, until: Instant) -> Result<End, String> {
         fail::fail_point!("kafka::committing");
-        let committed = sender.step(move |producer| producer.commit_transaction(rest(until)), until).await;
-        match committed {
+        match sender.commit(until).await {
             Ok(()) => {
                 fail::fail_point!("kafka::committed");
                 self.good.store(true, Ordering::SeqCst);
@@ -298,7 +306,7 @@ impl Together {
     async fn abort(&self, sender: &Arc<Sender>, until: Instant, why: String) -> End {
         // What is left of the call may be nothing.
         let until = until.max(Instant::now() + self.inner.config.timeout / 4);
-        self.good.store(sender.abort(until).await.is_ok(), Ordering::SeqCst);
+        self.good.store(sender.abort(until).await, Ordering::SeqCst);
         End::Aborted(why)
     }
 }

@@ -12,6 +12,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message as _;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use uuid::Uuid;
 
@@ -88,6 +89,22 @@ impl World {
             records.push((key, record.partition()));
         }
         records
+    }
+
+    /// Sends numbers, each in a transaction of its own, so that there are gaps between their offsets.
+    #[allow(dead_code, reason = "not every test file needs gaps")]
+    pub(crate) fn send_in_transactions(&self, topic: &str, numbers: std::ops::Range<i64>) {
+        let mut settings = self.client();
+        let producer: BaseProducer =
+            settings.set("transactional.id", self.name("gaps")).create().expect("a client can be made");
+        producer.init_transactions(PATIENCE).expect("Kafka has transactions");
+        for number in numbers {
+            let (topic, key, text) = (self.name(topic), format!("key {number}"), number.to_string());
+            producer.begin_transaction().expect("one can be begun");
+            let sent = producer.send(BaseRecord::to(&topic).key(&key).payload(&text));
+            sent.map_err(|(error, _)| error).expect("there is room");
+            producer.commit_transaction(PATIENCE).expect("it is committed");
+        }
     }
 
     /// The payloads of all that is committed, sorted; they are numbers.
