@@ -20,7 +20,7 @@ pub use payload::{Encoding, Payload};
 pub use problem::{Problem, ProblemKind};
 pub use reconcile::{
     BrokerComparison, BrokerSide, Difference, DifferenceView, GroupComparison, OutboxCounts,
-    ReconcileRequest, ReconcileView, Sides,
+    ReconcileRequest, ReconcileView, Sides, TopicComparison,
 };
 pub use request::{
     AcknowledgeRequest, BulkRequest, EditRequest, IdFrom, LanesRequest, ListFilter, PageRequest, SendRequest,

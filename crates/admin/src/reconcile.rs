@@ -1,7 +1,8 @@
 //! Comparing what was written with what lies in the brokers and with what the groups have done, by ids.
 //!
 //! Three sides that forget at different times: the store deletes sent records, a broker its oldest messages, a group its
-//! marks. Only what all sides of a comparison still keep is compared, so that what was forgotten is not called missing.
+//! marks. Only what all sides of a comparison still keep is compared, topic by topic, so that what was forgotten is not
+//! called missing. Where that is nothing, nobody can tell whether they agree, and the answer says so.
 //!
 //! - A message is in a broker no earlier than it was written, and is Sent no earlier than it is in the broker: so what was
 //!   written within a time, and is Sent, is looked for from the beginning of that time on.
@@ -19,7 +20,10 @@ use std::time::Duration;
 use broker::Browse;
 use chrono::{DateTime, TimeDelta, Utc};
 
-pub use view::{BrokerComparison, Difference, DifferenceView, GroupComparison, OutboxCounts, ReconcileView};
+pub use view::{
+    BrokerComparison, Difference, DifferenceView, GroupComparison, OutboxCounts, ReconcileView,
+    TopicComparison,
+};
 
 /// How far the clocks of a store, a broker and this machine may be apart.
 pub(crate) const SKEW: TimeDelta = TimeDelta::minutes(1);

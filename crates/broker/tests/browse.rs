@@ -247,6 +247,38 @@ async fn kafka_says_since_when_it_keeps_everything() {
     assert!(browse(&broker, "orders", earlier).await.1.is_some_and(|kept| kept >= now), "all of it is gone");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn kafka_promises_nothing_of_a_topic_that_keeps_only_the_last_of_each_key() {
+    let corner = Corner::new();
+    let (admin, broker) = (corner.admin(), corner.broker());
+    for (topic, policy) in [("latest", "compact"), ("both", "compact,delete")] {
+        let name = format!("{}{topic}", corner.prefix);
+        let new = NewTopic::new(&name, 1, TopicReplication::Fixed(1)).set("cleanup.policy", policy);
+        admin.create_topics([&new], &AdminOptions::new()).await.unwrap()[0].as_ref().unwrap();
+        let now = Utc::now();
+        publish(&broker, &[Outgoing::new(Message::new(topic, "1").key("a"), 1)]).await;
+        let (seen, kept) = browse(&broker, topic, around(now)).await;
+        assert_eq!(seen.len(), 1, "{policy}");
+        assert!(kept.is_some_and(|kept| kept >= now), "{policy}: {kept:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kafka_tells_what_a_group_made() {
+    let corner = Corner::new();
+    let broker = corner.broker();
+    let now = Utc::now();
+    let order = MessageId::new().to_string();
+    let made = Message::new("bills", "1").key("a").header(Seen::MADE_OF, order);
+    // A header of somebody's own that happens to have the name.
+    let bread = Message::new("bills", "1").key("a").header(Seen::MADE_OF, "flour");
+    let ids = [made.id, bread.id];
+    publish(&broker, &[Outgoing::new(made, 1), Outgoing::new(bread, 2)]).await;
+    let (seen, _) = browse(&broker, "bills", around(now)).await;
+    let found: Vec<_> = seen.iter().map(|one| (one.id, one.made)).collect();
+    assert_eq!(found, [(ids[0], true), (ids[1], false)]);
+}
+
 fn nats(prefix: &str, change: impl FnOnce(&mut broker::nats::Config)) -> broker::nats::Broker {
     let url = format!("{}?prefix={prefix}&partitions=4&timeout=5s&lease=5s", url("nats"));
     let mut config = broker::nats::Config::from_url(&url).unwrap();

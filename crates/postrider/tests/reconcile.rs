@@ -178,11 +178,110 @@ fn what_the_sides_have_forgotten_is_not_missing() {
         (&6.into(), &0.into()),
         "{view}"
     );
-    let from = view["brokers"][0]["from"].as_str().expect("a time");
+    let from = view["brokers"][0]["topics"][0]["from"].as_str().expect("a time");
     assert!(from > view["since"].as_str().expect("a time"), "{view}");
     let mut since = ALL.to_vec();
     since.extend(["--since", "3h"]);
     folder.run(&since).answered(&["compared from", "is not kept on both sides"]);
+}
+
+/// Two topics, and a message of each that is sent and done.
+fn orders_and_clicks() -> (Folder, [String; 2]) {
+    let folder = Folder::with("[consumers.billing]\ntopics = [\"clicks\", \"order-events\"]\n");
+    let mut server = folder.serve(&[]);
+    let ids = ["order-events", "clicks"].map(|topic| send(&server, topic, "a"));
+    until_counts(&server, "acknowledgedTotal", 2);
+    server.signal("TERM");
+    assert_eq!(server.wait(), Some(0));
+    (folder, ids)
+}
+
+#[test]
+fn what_is_forgotten_of_one_topic_hides_nothing_of_another_and_is_not_said_to_agree() {
+    let (folder, [order, click]) = orders_and_clicks();
+    let settings = std::fs::read_to_string(folder.path().join("postrider.toml")).expect("it is there");
+    folder.write("postrider.toml", &format!("{settings}[brokers.main]\nurl = \"embedded://?retain=0s\"\n"));
+    let remove = |id: &str| {
+        let bytes = id.replace('-', "");
+        let remove = format!("DELETE FROM broker_blocks WHERE instr(data, x'{bytes}') > 0");
+        assert_eq!(change(&folder, "broker.db", &remove), 1);
+    };
+    // The broker forgets the click, as it may.
+    remove(&click);
+    let clicks = "(SELECT id FROM broker_topics WHERE name = 'clicks')";
+    let forget = format!("UPDATE broker_partitions SET first = next WHERE topic = {clicks}");
+    assert!(change(&folder, "broker.db", &forget) > 0);
+    let view = compared(&folder, 1, &[]);
+    assert_eq!((&view["agrees"], view["outbox"]["sent"].as_u64()), (&false.into(), Some(2)), "{view}");
+    let topics = &view["brokers"][0]["topics"];
+    assert_eq!((&topics[0]["topic"], &topics[0]["compared"]), (&"clicks".into(), &false.into()), "{view}");
+    assert_eq!(
+        (&topics[1]["topic"], &topics[1]["compared"]),
+        (&"order-events".into(), &true.into()),
+        "{view}"
+    );
+    let nothing = "nothing could be compared of the topic `clicks` in the broker main";
+    let run = folder.run(&ALL);
+    run.failed(1, &["nobody can tell whether the sides agree: ", nothing]);
+    assert!(run.out.contains("the topic clicks, not compared: nothing of that time is kept"), "{run:?}");
+    compared(&folder, 0, &["--topic", "order-events"]);
+    // And loses the order, as it may not.
+    remove(&order);
+    let view = compared(&folder, 1, &[]);
+    assert_eq!(ids(&view["brokers"][0]["missing"]), [order.as_str()], "{view}");
+    folder.run(&ALL).failed(1, &["1 missing, 0 extra, 0 duplicate; ", nothing]);
+}
+
+#[test]
+fn a_time_that_all_sides_have_forgotten_is_not_said_to_agree() {
+    let (folder, _) = orders_and_clicks();
+    // Sent records and marks are kept for seven days.
+    let long_ago = ["reconcile", "--since", "9d", "--until", "8d"];
+    let run = folder.run(&long_ago);
+    run.failed(1, &["nobody can tell", "the topic `order-events` in the broker main, the group billing"]);
+    for word in ["BROKER main embedded://, not compared: ", "GROUP billing at main, not compared: "] {
+        assert!(run.out.contains(word), "{word}: {run:?}");
+    }
+    let run = folder.run(&[&["--json"], &long_ago[..]].concat());
+    let view: Value = serde_json::from_str(&run.out).expect("an answer");
+    assert_eq!((&view["agrees"], &view["groups"][0]["compared"]), (&false.into(), &false.into()), "{view}");
+}
+
+/// Bills each order of 10, and gives up the others.
+#[cfg(feature = "kafka")]
+const BILL: &str = r#"read order; test "$order" = 10 || exit 65; echo '{"topic":"bills","message":10}'"#;
+
+#[cfg(feature = "kafka")]
+#[test]
+fn what_a_group_made_is_not_extra_and_is_compared_with_what_the_groups_have_done() {
+    let prefix = format!("made{}.", std::process::id());
+    let folder = Folder::with(&format!(
+        "[brokers.main]\nurl = \"{}?prefix={prefix}&partitions=4\"\n[routes.all]\ntopics = [\"*\"]\n\
+         [consumers.billing]\ntopics = [\"orders\"]\nsemantics = \"exactly-once\"\n\
+         handler = {{ command = [\"sh\", \"-c\", '''{BILL}'''] }}\n\
+         [consumers.books]\ntopics = [\"bills\", \"billing-dead\"]\n",
+        testkit::servers::url("kafka")
+    ));
+    let server = folder.serve(&[]);
+    for order in [10, 10, 7] {
+        let body = format!(r#"{{ "topic": "orders", "message": {order}, "key": "a" }}"#);
+        let (status, answer) = server.post(&format!("{}/api/messages/send", server.producer), &body);
+        assert_eq!(status, 202, "{answer}");
+    }
+    // Three orders, two bills and a dead letter, which has the id of its order. While topics are made they cannot be read.
+    let look = || folder.run(&[&["--json"], &ALL[..]].concat());
+    harness::until(|| {
+        let view: Value = serde_json::from_str(&look().out).unwrap_or_default();
+        view["brokers"][0]["stored"] == 6 && view["groups"][0]["processed"] == 2
+    })
+    .unwrap_or_else(|()| panic!("{:?}: {}", look(), server.said()));
+    let (view, group) = (compared(&folder, 0, &[]), "books");
+    assert_eq!(view["outbox"]["sent"], 3, "{view}");
+    assert_eq!(
+        (&view["groups"][0]["group"], &view["groups"][0]["sent"]),
+        (&group.into(), &2.into()),
+        "{view}"
+    );
 }
 
 #[test]

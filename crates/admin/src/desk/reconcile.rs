@@ -1,6 +1,6 @@
 //! Reading the sides of a comparison, a bounded number of messages at a time, and putting them side by side.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use broker::{Browse, ReceiveError, Seen, Span};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -13,7 +13,7 @@ use crate::reconcile::ledger::{Ledger, Line};
 use crate::reconcile::{SKEW, judge};
 use crate::{
     BrokerComparison, BrokerSide, ConsumerView, Difference, DifferenceView, GroupComparison, OutboxCounts,
-    Problem, ProblemKind, ReconcileRequest, ReconcileView, Sides,
+    Problem, ProblemKind, ReconcileRequest, ReconcileView, Sides, TopicComparison,
 };
 
 /// Records of the first page, before anything is known of their size.
@@ -74,7 +74,7 @@ impl Desk {
                 view.groups.push(self.read_group(number, consumer, request, sides, now, &ledger).await?);
             }
         }
-        view.agrees = view.differences() == [0; 3];
+        view.agrees = view.differences() == [0; 3] && view.uncompared().is_empty();
         Ok(view)
     }
 
@@ -104,7 +104,7 @@ impl Desk {
         let filter = Filter { topic: request.topic.clone(), ..Filter::default() };
         let groups: Vec<String> = self.topology.consumers.iter().map(|group| group.group.clone()).collect();
         let span = request.since..request.until;
-        let (mut ledger, mut counts, mut lines) = (Ledger::default(), OutboxCounts::default(), Vec::new());
+        let (mut ledger, mut counts) = (Ledger::default(), OutboxCounts::default());
         let (mut after, mut limit) = (None, FIRST);
         loop {
             let page = self.store.list(&filter, Page { after, limit, newest_first: true }).await?;
@@ -117,7 +117,7 @@ impl Desk {
                     Status::Pending | Status::InFlight | Status::Failed => counts.unsent += 1,
                 }
                 let topic = ledger.topic(&record.message.topic);
-                lines.push(Line::of(record, topic, &groups));
+                ledger.push(Line::of(record, topic, &groups));
             }
             let latest = page.items.iter().map(|record| record.written_at).max();
             let over = latest.is_some_and(|latest| latest < request.since - DISORDER);
@@ -128,7 +128,7 @@ impl Desk {
                 break;
             }
         }
-        ledger.add(lines);
+        ledger.sort();
         Ok((ledger, counts))
     }
 
@@ -162,9 +162,8 @@ impl Desk {
         let mut found = BrokerComparison {
             broker: name.to_owned(),
             url: side.url.clone(),
-            from: kept_from(request, sides, now),
             notes: Vec::new(),
-            topics: topics.into_iter().collect(),
+            topics: Vec::new(),
             stored: 0,
             missing: Difference::default(),
             extra: Difference::default(),
@@ -174,27 +173,26 @@ impl Desk {
             found.notes.push("cannot be read: outbox and inbox compared alone".to_owned());
             return Ok(found);
         };
-        let mut strays = Vec::new();
-        for topic in &found.topics {
-            let number = ledger.topic(topic);
-            let read = browse(&**reader, topic, number, request, ledger, &mut strays).await;
+        let (mut strays, mut starts) = (Vec::new(), BTreeMap::new());
+        let in_store = kept_from(request, sides, now);
+        for topic in topics {
+            let number = ledger.topic(&topic);
+            let read = browse(&**reader, &topic, number, request, ledger, &mut strays).await;
             let (stored, kept_since) = read.map_err(|error| unread(name, &error))?;
             found.stored += stored;
-            found.from = found.from.max(kept_since.map_or(found.from, |since| since + SKEW));
+            let from = kept_since.map_or(in_store, |since| in_store.max(since + SKEW));
+            starts.insert(number, from);
+            let sent = || ledger.lines().iter().any(|line| line.topic == number && line.sent_at().is_some());
+            let compared = is_compared(request, now, from, in_store, || stored > 0 || sent());
+            found.topics.push(TopicComparison { topic, from, compared });
         }
-        if found.from >= request.until {
-            found.notes.push("one side keeps nothing of that time any more".to_owned());
-        }
-        let span = found.from..request.until;
-        strays.retain(|stray| span.contains(&stray.seen.stored_at));
+        strays.retain(|stray| starts[&stray.topic] <= stray.seen.stored_at);
         self.place_strays(strays, request, sides, ledger, &mut found).await?;
-        let numbers: BTreeSet<u32> = found.topics.iter().map(|topic| ledger.topic(topic)).collect();
-        let ours = |topic: u32| numbers.contains(&topic);
-        judge::broker(ledger, &ours, request.until, request.show, &mut found);
+        judge::broker(ledger, &starts, request.until, request.show, &mut found);
         Ok(found)
     }
 
-    /// What lies in the broker and is not in the ledger: sent past the store, written earlier, or extra.
+    /// What lies in the broker and is not in the ledger: made by a group, sent past the store, written earlier, or extra.
     async fn place_strays(
         &self,
         strays: Vec<Stray>,
@@ -203,13 +201,17 @@ impl Desk {
         ledger: &mut Ledger,
         found: &mut BrokerComparison,
     ) -> Result<(), Problem> {
-        let past = |stray: &Stray, ledger: &Ledger| self.topology.bypasses_store(ledger.name(stray.topic));
+        let past = |stray: &Stray, ledger: &Ledger| {
+            stray.seen.made || self.topology.bypasses_store(ledger.name(stray.topic))
+        };
         let (direct, strays): (Vec<_>, Vec<_>) = strays.into_iter().partition(|stray| past(stray, ledger));
         ledger.add(
             direct.iter().map(|stray| Line::past_the_store(stray.seen.id, stray.seen.stored_at, stray.topic)),
         );
-        for stray in &direct {
-            ledger.meet(stray.seen.id, stray.seen.delivery);
+        for Stray { seen, topic } in direct {
+            if !ledger.is_elsewhere(seen.id, topic) {
+                ledger.meet(seen.id, seen.delivery);
+            }
         }
         if sides.keep_sent.is_none() {
             found.notes.push("sent records are deleted at once: what is extra cannot be told".to_owned());
@@ -259,10 +261,12 @@ impl Desk {
     ) -> Result<GroupComparison, Problem> {
         let group = consumer.group.as_str();
         let marks_from = before(now, consumer.keep_ids) + SKEW;
+        let in_store = kept_from(request, sides, now);
         let mut found = GroupComparison {
             group: group.to_owned(),
             broker: consumer.broker.clone(),
-            from: kept_from(request, sides, now).max(marks_from),
+            from: in_store.max(marks_from),
+            compared: true,
             sent: 0,
             processed: 0,
             kept: 0,
@@ -281,6 +285,8 @@ impl Desk {
             let name = ledger.name(topic);
             consumer.topics.iter().any(|heard| heard == name) && self.goes_to(name, &consumer.broker)
         };
+        let owes = |line: &Line| takes(line.topic) && line.asks(number) && line.sent_at().is_some();
+        found.compared = is_compared(request, now, found.from, in_store, || ledger.lines().iter().any(owes));
         let side = sides.brokers.get(&consumer.broker);
         let mut routes = consumer.topics.iter().filter_map(|topic| self.topology.route_of(topic));
         let in_order = routes.all(|route| route.order == Order::Key);
@@ -304,6 +310,19 @@ fn kept_from(request: &ReconcileRequest, sides: &Sides, now: DateTime<Utc>) -> D
     kept.map_or(request.since, |kept| kept.max(request.since))
 }
 
+/// Whether a comparison that begins at `from` says anything of the time. Where nothing was sent and nothing is there, both
+/// sides agree on that, as long as the store would know.
+fn is_compared(
+    request: &ReconcileRequest,
+    now: DateTime<Utc>,
+    from: DateTime<Utc>,
+    in_store: DateTime<Utc>,
+    something: impl FnOnce() -> bool,
+) -> bool {
+    let until = request.until.min(now);
+    from < until || (in_store < until && !something())
+}
+
 fn before(now: DateTime<Utc>, age: std::time::Duration) -> DateTime<Utc> {
     let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
     now.checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH)
@@ -321,15 +340,23 @@ async fn browse(
     let sent = ledger.lines().iter().filter(|line| line.topic == number).filter_map(Line::sent_at).max();
     let until = sent.map_or(request.until, |sent| sent.max(request.until));
     let span = Span { since: request.since - SKEW, until: until + SKEW };
+    let asked = request.since..request.until;
     let mut stored = 0;
     let mut see = |seen: Seen| {
-        stored += u64::from((request.since..request.until).contains(&seen.stored_at));
-        if !ledger.meet(seen.id, seen.delivery) {
+        let within = asked.contains(&seen.stored_at);
+        stored += u64::from(within);
+        if !met(ledger, &seen, number) && within {
             strays.push(Stray { seen, topic: number });
         }
     };
     let kept_since = reader.browse(topic, span, &mut see).await?;
     Ok((stored, kept_since))
+}
+
+/// Notes a copy in the ledger. Answers whether nothing more need be known of it.
+fn met(ledger: &mut Ledger, seen: &Seen, topic: u32) -> bool {
+    // What was made may have the id of what it was made of, which lies elsewhere.
+    (seen.made && ledger.is_elsewhere(seen.id, topic)) || ledger.meet(seen.id, seen.delivery)
 }
 
 fn unread(broker: &str, error: &ReceiveError) -> Problem {
@@ -384,5 +411,88 @@ async fn read_marks(
 fn note(ledger: &Ledger, id: MessageId, noted: &mut [bool]) {
     if let Some(place) = ledger.find(id) {
         noted[place] = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    /// Minutes after a beginning.
+    fn at(minutes: i64) -> DateTime<Utc> {
+        DateTime::UNIX_EPOCH + TimeDelta::minutes(1_000_000 + minutes)
+    }
+
+    fn seen(id: MessageId, minutes: i64) -> Seen {
+        Seen { id, seq: Some(1), delivery: 0, stored_at: at(minutes), made: false }
+    }
+
+    fn request() -> ReconcileRequest {
+        let patience = std::time::Duration::ZERO;
+        ReconcileRequest { since: at(0), until: at(60), topic: None, patience, show: 10 }
+    }
+
+    /// A broker in which these lie, and which keeps everything.
+    struct Lying(Vec<Seen>);
+
+    impl Browse for Lying {
+        // As `async_trait` writes it, which this crate does not need otherwise.
+        fn browse<'a, 'b, 'c, 'f>(
+            &'a self,
+            _: &'b str,
+            _: Span,
+            see: broker::See<'c>,
+        ) -> futures::future::BoxFuture<'f, Result<Option<DateTime<Utc>>, ReceiveError>>
+        where
+            'a: 'f,
+            'b: 'f,
+            'c: 'f,
+            Self: 'f,
+        {
+            Box::pin(async move {
+                self.0.iter().copied().for_each(see);
+                Ok(None)
+            })
+        }
+    }
+
+    #[test]
+    fn what_was_stored_outside_of_the_time_takes_no_room() {
+        let [before, within, after] = [-1, 30, 60].map(|minutes| seen(MessageId::new(), minutes));
+        let (mut ledger, mut strays) = (Ledger::default(), Vec::new());
+        let topic = ledger.topic("orders");
+        let (reader, request) = (Lying(vec![before, within, after]), request());
+        let read = browse(&reader, "orders", topic, &request, &mut ledger, &mut strays);
+        let read = read.now_or_never().expect("it waits for nobody");
+        assert_eq!(read.expect("it can be read"), (1, None));
+        assert_eq!(strays.iter().map(|stray| stray.seen).collect::<Vec<_>>(), [within]);
+    }
+
+    #[test]
+    fn what_was_made_with_the_id_of_another_is_no_copy_of_it() {
+        let mut ledger = Ledger::default();
+        let (orders, dead) = (ledger.topic("orders"), ledger.topic("billing-dead"));
+        let order = seen(MessageId::new(), 1);
+        ledger.add([Line::past_the_store(order.id, order.stored_at, orders)]);
+        assert!(met(&mut ledger, &Seen { made: true, ..order }, dead));
+        assert!(!ledger.lines()[0].is_there(), "the order itself was not met");
+        assert!(met(&mut ledger, &order, orders));
+        assert!(ledger.lines()[0].is_there() && !ledger.lines()[0].repeated);
+    }
+
+    #[test]
+    fn a_time_of_which_nothing_is_kept_is_not_compared_unless_nothing_happened_in_it() {
+        let (request, now) = (request(), at(61));
+        let compared =
+            |from, in_store, something| is_compared(&request, now, at(from), at(in_store), || something);
+        assert!(compared(0, 0, true), "all of it is kept");
+        assert!(compared(59, 0, true), "a part of it is kept");
+        assert!(!compared(60, 0, true), "the broker has forgotten");
+        assert!(compared(60, 0, false), "nothing was sent, and the store would know");
+        assert!(!compared(60, 60, false), "the store has forgotten");
+        let ahead = ReconcileRequest { until: at(90), ..request.clone() };
+        assert!(!is_compared(&ahead, now, at(62), at(0), || true), "what is not yet is not compared");
     }
 }

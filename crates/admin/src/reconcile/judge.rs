@@ -1,6 +1,6 @@
 //! What the sides mean: pure functions of what was read.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
 
@@ -24,16 +24,19 @@ pub(crate) fn shown(ledger: &Ledger, line: &Line, why: Option<&'static str>) -> 
     }
 }
 
-/// What the ledger says of a broker: which were sent and are not there, and which are there twice.
+/// What the ledger says of a broker: which were sent and are not there, and which are there twice. Of each of its topics
+/// what was written since `kept_from` is judged.
 pub(crate) fn broker(
     ledger: &Ledger,
-    ours: &dyn Fn(u32) -> bool,
+    kept_from: &BTreeMap<u32, DateTime<Utc>>,
     until: DateTime<Utc>,
     show: usize,
     found: &mut BrokerComparison,
 ) {
-    let span = found.from..until;
-    for line in ledger.lines().iter().filter(|line| ours(line.topic) && span.contains(&line.written_at())) {
+    let within = |line: &&Line| {
+        kept_from.get(&line.topic).is_some_and(|from| (*from..until).contains(&line.written_at()))
+    };
+    for line in ledger.lines().iter().filter(within) {
         if line.sent_at().is_some() && !line.is_there() {
             found.missing.note(show, || shown(ledger, line, None));
         }
@@ -160,6 +163,19 @@ mod tests {
         found.messages.iter().map(|message| message.message_id).collect()
     }
 
+    fn empty() -> BrokerComparison {
+        BrokerComparison {
+            broker: "main".to_owned(),
+            url: String::new(),
+            notes: Vec::new(),
+            topics: Vec::new(),
+            stored: 0,
+            missing: Difference::default(),
+            extra: Difference::default(),
+            duplicate: Difference::default(),
+        }
+    }
+
     /// What is said of a group that has done `done` and keeps `kept`, a minute after all of it.
     fn judged(ledger: &Ledger, done: &[i64], kept: &[i64], readable: bool, ordered: bool) -> GroupComparison {
         let noted = |numbers: &[i64]| {
@@ -171,6 +187,7 @@ mod tests {
             group: "billing".to_owned(),
             broker: "main".to_owned(),
             from: at(0),
+            compared: true,
             sent: 0,
             processed: 0,
             kept: 0,
@@ -192,28 +209,27 @@ mod tests {
         for (number, delivery) in [(1, 0), (2, 0), (2, 0), (3, 0), (3, 1)] {
             ledger.meet(id(number), delivery);
         }
-        let mut found = BrokerComparison {
-            broker: "main".to_owned(),
-            url: String::new(),
-            from: at(0),
-            notes: Vec::new(),
-            topics: Vec::new(),
-            stored: 0,
-            missing: Difference::default(),
-            extra: Difference::default(),
-            duplicate: Difference::default(),
-        };
-        broker(&ledger, &|_| true, at(1_000), 10, &mut found);
+        let mut found = empty();
+        let topic = ledger.topic("orders");
+        broker(&ledger, &BTreeMap::from([(topic, at(0))]), at(1_000), 10, &mut found);
         assert_eq!((ids(&found.missing), ids(&found.duplicate)), (vec![id(4)], vec![id(2)]));
         // What was written before both sides keep everything is not judged.
-        let mut later = BrokerComparison {
-            from: at(5),
-            missing: Difference::default(),
-            duplicate: Difference::default(),
-            ..found
-        };
-        broker(&ledger, &|_| true, at(1_000), 10, &mut later);
+        let mut later = empty();
+        broker(&ledger, &BTreeMap::from([(topic, at(5))]), at(1_000), 10, &mut later);
         assert_eq!((later.missing.count, later.duplicate.count), (0, 0));
+    }
+
+    #[test]
+    fn a_topic_that_is_kept_for_a_short_time_does_not_hide_what_another_lost() {
+        let mut ledger = ledger([record(1, "a")]);
+        let quick = ledger.topic("clicks");
+        let orders = ledger.topic("orders");
+        let click =
+            Record { message: Message { id: id(2), ..Message::new("clicks", "1") }, ..record(2, "a") };
+        ledger.add([Line::of(&click, quick, &[])]);
+        let mut found = empty();
+        broker(&ledger, &BTreeMap::from([(orders, at(0)), (quick, at(1_000))]), at(1_000), 10, &mut found);
+        assert_eq!(ids(&found.missing), [id(1)]);
     }
 
     #[test]

@@ -143,12 +143,21 @@ impl Ledger {
         self.topics.get(topic as usize).map_or("", String::as_str)
     }
 
-    /// Adds messages. One that is there already stays as it is.
+    /// Adds a message, which [`sort`](Self::sort) puts in its place: nothing is found before.
+    pub(crate) fn push(&mut self, line: Line) {
+        self.lines.push(line);
+    }
+
+    /// Sorts what was added, where it lies. Of two with one id the one that was met stays.
+    pub(crate) fn sort(&mut self) {
+        self.lines.sort_unstable_by_key(|line| (line.id, !line.is_there(), line.topic));
+        self.lines.dedup_by_key(|line| line.id);
+    }
+
+    /// Adds messages. One that was met already stays as it is.
     pub(crate) fn add(&mut self, lines: impl IntoIterator<Item = Line>) {
         self.lines.extend(lines);
-        // The first of equals stays: sorting keeps their order.
-        self.lines.sort_by_key(|line| line.id);
-        self.lines.dedup_by_key(|line| line.id);
+        self.sort();
     }
 
     pub(crate) fn lines(&self) -> &[Line] {
@@ -157,6 +166,12 @@ impl Ledger {
 
     pub(crate) fn find(&self, id: MessageId) -> Option<usize> {
         self.lines.binary_search_by_key(id.0.as_bytes(), |line| line.id).ok()
+    }
+
+    /// A message with this id is in the ledger, of another topic: something that was made of it, or was given up, may have its
+    /// id.
+    pub(crate) fn is_elsewhere(&self, id: MessageId, topic: u32) -> bool {
+        self.find(id).is_some_and(|place| self.lines[place].topic != topic)
     }
 
     /// A copy of this message lies in the broker. Answers whether the message is in the ledger.

@@ -12,7 +12,7 @@ pub struct ReconcileView {
     pub since: DateTime<Utc>,
     /// Up to when.
     pub until: DateTime<Utc>,
-    /// Nothing is missing, extra or duplicate.
+    /// Nothing is missing, extra or duplicate, and of everything at least a part of the time could be compared.
     pub agrees: bool,
     /// What was written.
     pub outbox: OutboxCounts,
@@ -44,12 +44,10 @@ pub struct BrokerComparison {
     pub broker: String,
     /// Where it is.
     pub url: String,
-    /// From when on both sides keep everything: the comparison begins here.
-    pub from: DateTime<Utc>,
     /// What could not be compared, and why.
     pub notes: Vec<String>,
-    /// The topics that were read.
-    pub topics: Vec<String>,
+    /// Each topic that goes there.
+    pub topics: Vec<TopicComparison>,
     /// Copies of messages that lie there.
     pub stored: u64,
     /// Sent, and not there.
@@ -58,6 +56,18 @@ pub struct BrokerComparison {
     pub extra: Difference,
     /// There more than once.
     pub duplicate: Difference,
+}
+
+/// How much of a topic is compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TopicComparison {
+    /// The topic's name.
+    pub topic: String,
+    /// From when on both sides keep everything: the comparison begins here.
+    pub from: DateTime<Utc>,
+    /// Whether that is within the time, or nothing was there to compare.
+    pub compared: bool,
 }
 
 /// What was sent and what a group has done.
@@ -70,6 +80,8 @@ pub struct GroupComparison {
     pub broker: String,
     /// From when on both sides keep everything: the comparison begins here.
     pub from: DateTime<Utc>,
+    /// Whether that is within the time, or nothing was there to compare.
+    pub compared: bool,
     /// Messages sent to it.
     pub sent: u64,
     /// Of these, done.
@@ -132,6 +144,16 @@ impl Difference {
 }
 
 impl ReconcileView {
+    /// Topics and groups of which nothing could be compared, for people.
+    pub fn uncompared(&self) -> Vec<String> {
+        let topics = self.brokers.iter().flat_map(|broker| {
+            let unknown = broker.topics.iter().filter(|topic| !topic.compared);
+            unknown.map(|topic| format!("the topic `{}` in the broker {}", topic.topic, broker.broker))
+        });
+        let groups = self.groups.iter().filter(|group| !group.compared);
+        topics.chain(groups.map(|group| format!("the group {}", group.group))).collect()
+    }
+
     /// How many messages are missing, extra and duplicate.
     pub fn differences(&self) -> [u64; 3] {
         let sum = |count: &dyn Fn(&BrokerComparison) -> u64| self.brokers.iter().map(count).sum::<u64>();

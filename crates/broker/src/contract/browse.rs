@@ -26,6 +26,14 @@ pub struct Seen {
     pub delivery: u32,
     /// When the broker stored it, by its own clock.
     pub stored_at: DateTime<Utc>,
+    /// A group made it of another message, in a transaction of the broker: it never was in an outbox. Only brokers with
+    /// [`SubscribeTogether`](super::SubscribeTogether) have such messages.
+    pub made: bool,
+}
+
+impl Seen {
+    /// The header of a message that a group made, with the id of the message of which it was made.
+    pub const MADE_OF: &'static str = "made-of";
 }
 
 /// What is told of each message that is seen.

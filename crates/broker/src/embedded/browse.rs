@@ -82,7 +82,7 @@ fn heads(data: Vec<u8>, messages: usize, stored_at: i64, seen: &mut Vec<Seen>) -
     let mut block = Messages::of(data)?;
     for _ in 0..messages {
         let (id, seq, delivery) = block.head()?;
-        seen.push(Seen { id, seq: Some(seq), delivery, stored_at });
+        seen.push(Seen { id, seq: Some(seq), delivery, stored_at, made: false });
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Reading partitions beside their groups: they are assigned by hand, and no offset is ever committed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
+use message::MessageId;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::Message as _;
@@ -49,11 +50,16 @@ impl Browse for Broker {
         }
         let failed = |failed: KafkaError| error::receive(error::code(&failed), error::text(&failed));
         let kept = reading.await.unwrap_or(Err(KafkaError::Canceled)).map_err(failed)?;
-        if kept.iter().all(|kept| *kept == Kept::Whole) {
+        if kept.is_empty() {
             return Ok(None);
         }
+        let settings = self.settings(&name, self.inner.config.timeout).await.unwrap_or_default();
         let now = Utc::now();
-        let promised = now - self.retention(&name).await;
+        if settings.get("cleanup.policy").is_some_and(|policy| policy.contains("compact")) {
+            // Then what is removed is anywhere.
+            return Ok(Some(now));
+        }
+        let promised = now - retention(&settings);
         let since = kept.into_iter().filter_map(|kept| match kept {
             Kept::Whole => None,
             Kept::Since(time) => Some(promised.min(time)),
@@ -74,16 +80,13 @@ enum Kept {
     Nothing,
 }
 
-impl Broker {
-    /// How long a topic keeps a record at least; nothing where its size decides.
-    async fn retention(&self, name: &str) -> TimeDelta {
-        let settings = self.settings(name, self.inner.config.timeout).await.unwrap_or_default();
-        let number = |setting: &str| settings.get(setting).and_then(|value| value.parse::<i64>().ok());
-        let deletes = settings.get("cleanup.policy").is_some_and(|policy| policy == "delete");
-        match (number("retention.ms"), number("retention.bytes")) {
-            (Some(millis @ 0..), Some(..0)) if deletes => TimeDelta::milliseconds(millis),
-            _ => TimeDelta::zero(),
-        }
+/// How long a topic keeps a record at least; nothing where its size decides.
+fn retention(settings: &HashMap<String, String>) -> TimeDelta {
+    let number = |setting: &str| settings.get(setting).and_then(|value| value.parse::<i64>().ok());
+    let deletes = settings.get("cleanup.policy").is_some_and(|policy| policy == "delete");
+    match (number("retention.ms"), number("retention.bytes")) {
+        (Some(millis @ 0..), Some(..0)) if deletes => TimeDelta::milliseconds(millis),
+        _ => TimeDelta::zero(),
     }
 }
 
@@ -223,7 +226,10 @@ impl Reading {
             if record.offset() < part.end && span.contains(&time) {
                 let came = delivery(&record, &self.config.prefix, Position { partition: 0, offset: 0 });
                 let stored_at = DateTime::from_timestamp_millis(time).unwrap_or_default();
-                seen.push(Seen { id: came.message.id, seq: came.seq, delivery: came.delivery, stored_at });
+                let of = came.message.headers.get(Seen::MADE_OF);
+                let made = of.is_some_and(|of| of.parse::<MessageId>().is_ok());
+                let (id, seq, delivery) = (came.message.id, came.seq, came.delivery);
+                seen.push(Seen { id, seq, delivery, stored_at, made });
             }
             if seen.len() == CHUNK {
                 // Nobody who listens is no failure.

@@ -118,7 +118,8 @@ impl Broker {
                 }
                 let position = Position { partition: 0, offset: seq };
                 let read = delivery(topic, stream, &Item { position, message, reply, stored_at });
-                see(Seen { id: read.message.id, seq: read.seq, delivery: read.delivery, stored_at: time });
+                let (id, seq, delivery) = (read.message.id, read.seq, read.delivery);
+                see(Seen { id, seq, delivery, stored_at: time, made: false });
             }
             if came > 0 {
                 (count, last) = ((BYTES / largest).clamp(1, MOST), Instant::now());

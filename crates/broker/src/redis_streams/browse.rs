@@ -66,6 +66,7 @@ impl Broker {
                         seq: delivery.seq,
                         delivery: delivery.delivery,
                         stored_at,
+                        made: false,
                     });
                 }
             }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Instant;
 
-use broker::{Delivery, Outgoing, Position};
+use broker::{Delivery, Outgoing, Position, Seen};
 use message::Message;
 use store::Arrival;
 
@@ -126,7 +126,9 @@ impl Hand {
             for (place, item) in items[..count].iter().enumerate() {
                 let seq = item.arrival.seq.unwrap_or(item.position.offset);
                 for message in item.made.iter().flatten() {
-                    ready.outgoing.push(Outgoing::new(message.clone(), seq));
+                    // So that nobody looks for it in the outbox.
+                    let of = item.arrival.message.id.to_string();
+                    ready.outgoing.push(Outgoing::new(message.clone().header(Seen::MADE_OF, of), seq));
                     ready.of.push((*partition, place));
                 }
             }
@@ -160,6 +162,19 @@ mod tests {
 
     fn places(queues: Vec<Vec<(Place, &Item)>>) -> Vec<Vec<Place>> {
         queues.into_iter().map(|queue| queue.into_iter().map(|(place, _)| place).collect()).collect()
+    }
+
+    #[test]
+    fn what_is_made_says_of_which_message_it_was_made() {
+        let mut hand = Hand::default();
+        let order = delivery(0, 5, "a");
+        let of = order.message.id.to_string();
+        hand.take(vec![order]);
+        // A handler that passes headers on does not deceive anybody.
+        let made = Message::new("bills", "1").header("a", "b").header(Seen::MADE_OF, "another");
+        hand.item((0, 0)).expect("it is there").made = Some(vec![made]);
+        let headers = &hand.ready().outgoing[0].message.headers;
+        assert_eq!((headers[Seen::MADE_OF].as_str(), headers["a"].as_str()), (of.as_str(), "b"));
     }
 
     #[test]

@@ -14,7 +14,8 @@ use super::output::{Output, exact};
 use super::world;
 use crate::config::{Config, redacted};
 
-/// Compares everything. Fails if something is missing, extra or duplicate, so that a script can stop there.
+/// Compares everything. Fails if something is missing, extra or duplicate, or if nobody can tell, so that a script can stop
+/// there.
 pub(super) async fn reconcile(
     config: &Config,
     options: Reconcile,
@@ -33,13 +34,21 @@ pub(super) async fn reconcile(
     let desk = world::open_desk(config).await?;
     let view = desk.reconcile(&request, &sides(config)?).await?;
     output.answer(&view, |output| show(&view, output))?;
+    if view.agrees { Ok(()) } else { Err(Failure::differs(verdict(&view))) }
+}
+
+/// Why the sides are not said to agree.
+fn verdict(view: &ReconcileView) -> String {
     let [missing, extra, duplicate] = view.differences();
-    if view.agrees {
-        return Ok(());
+    let (differ, unknown) = (view.differences() != [0; 3], view.uncompared());
+    let differences =
+        format!("the sides do not agree: {missing} missing, {extra} extra, {duplicate} duplicate");
+    let nothing = format!("nothing could be compared of {}", unknown.join(", "));
+    match (differ, unknown.is_empty()) {
+        (true, true) => differences,
+        (true, false) => format!("{differences}; {nothing}"),
+        (false, _) => format!("nobody can tell whether the sides agree: {nothing}"),
     }
-    Err(Failure::differs(format!(
-        "the sides do not agree: {missing} missing, {extra} extra, {duplicate} duplicate"
-    )))
 }
 
 /// What the configuration says of the sides.
@@ -90,7 +99,15 @@ fn head_of_broker(
     output: &mut Output,
 ) -> Result<(), Failure> {
     output.line("")?;
-    output.line(format!("BROKER {} {}{}", broker.broker, broker.url, begins(broker.from, view)))?;
+    let parts = broker.topics.iter().map(|topic| (topic, begins(topic.from, topic.compared, view)));
+    let parts: Vec<_> = parts.collect();
+    let common = parts.first().map(|(_, begins)| begins.as_str()).unwrap_or_default();
+    let is_common = parts.iter().all(|(_, begins)| begins == common);
+    let head = if is_common { common } else { "" };
+    output.line(format!("BROKER {} {}{head}", broker.broker, broker.url))?;
+    for (topic, begins) in parts.iter().filter(|(_, begins)| !is_common && !begins.is_empty()) {
+        output.line(format!("the topic {}{begins}", topic.topic))?;
+    }
     broker.notes.iter().try_for_each(|note| output.line(note))?;
     output.rows([
         count("stored", broker.stored, None),
@@ -102,7 +119,8 @@ fn head_of_broker(
 
 fn head_of_group(group: &GroupComparison, view: &ReconcileView, output: &mut Output) -> Result<(), Failure> {
     output.line("")?;
-    output.line(format!("GROUP {} at {}{}", group.group, group.broker, begins(group.from, view)))?;
+    let begins = begins(group.from, group.compared, view);
+    output.line(format!("GROUP {} at {}{begins}", group.group, group.broker))?;
     output.rows([
         count("sent to it", group.sent, None),
         count("processed", group.processed, None),
@@ -113,9 +131,11 @@ fn head_of_group(group: &GroupComparison, view: &ReconcileView, output: &mut Out
     ])
 }
 
-/// Said where a side has forgotten a part of the time.
-fn begins(from: DateTime<Utc>, view: &ReconcileView) -> String {
-    if from > view.since {
+/// Said where a side has forgotten a part of the time, or all of it.
+fn begins(from: DateTime<Utc>, compared: bool, view: &ReconcileView) -> String {
+    if !compared {
+        ", not compared: nothing of that time is kept on both sides".to_owned()
+    } else if (view.since..view.until).contains(&from) && from != view.since {
         format!(", compared from {} on: what is older is not kept on both sides", exact(from))
     } else {
         String::new()
