@@ -3,6 +3,9 @@
 #![cfg(unix)]
 
 mod harness;
+#[cfg(feature = "redis")]
+#[path = "harness/place.rs"]
+mod place;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -69,6 +72,34 @@ fn a_flow_that_stops_is_told_everywhere() {
     let all =
         || of_route("route_total").is_some_and(|sent| sent > 0.0 && of_group("route_total") == Some(sent));
     assert!(until(all).is_ok(), "{:?} {:?}", of_route("route_total"), of_group("route_total"));
+}
+
+/// Whether a group acknowledges after its mark is committed, and not with it.
+#[cfg(feature = "redis")]
+fn acknowledges_afterwards(settings: &str, dedup: &str) -> bool {
+    let folder = Folder::with(&format!("{settings}\n{WATCHED}{dedup}"));
+    let folder = folder.variable("POSTRIDER__LOG__LEVEL", "info,inbox=debug");
+    let mut server = folder.serve(&[]);
+    let body = r#"{ "topic": "order-events", "message": 1 }"#;
+    let (_, answer) = server.post(&format!("{}/api/messages/send", server.producer), body);
+    let id = answer["messageId"].as_str().expect("an id");
+    server.until(&format!("{}/api/messages/status/{id}", server.producer), |view| {
+        !view["acknowledgements"][0]["acknowledgedAt"].is_null()
+    });
+    // What is said of it is said by the end.
+    server.signal("TERM");
+    assert_eq!(server.wait(), Some(0), "{}", server.said());
+    server.said().contains("acknowledged to the producer's store")
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_group_that_is_watched_acknowledges_with_its_mark_unless_that_is_in_another_place() {
+    let place = place::redis();
+    let store = format!("[store]\n{}", place.settings);
+    assert!(!acknowledges_afterwards(&store, ""), "messages and marks are in one Redis");
+    let marks = format!("[consumer]\nredis = \"{}\"", testkit::servers::url("redis"));
+    assert!(acknowledges_afterwards(&marks, "dedup = \"redis\"\n"), "messages are in a file");
 }
 
 #[test]

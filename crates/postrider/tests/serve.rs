@@ -4,9 +4,16 @@
 
 mod harness;
 
+#[cfg(feature = "redis-streams")]
+use std::net::{TcpListener, TcpStream};
+#[cfg(feature = "redis-streams")]
+use std::sync::Arc;
+#[cfg(feature = "redis-streams")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::{Folder, Server, raw};
+use serde_json::Value;
 
 #[test]
 fn the_documented_calls_work_as_they_stand() {
@@ -174,46 +181,130 @@ fn a_consumer_elsewhere_acknowledges_by_http() {
     });
 }
 
+/// Sends a message, and waits until its broker has it.
+fn sent(server: &Server, topic: &str, message: &str) -> String {
+    let body = format!(r#"{{"topic": "{topic}", "message": {message}}}"#);
+    let (code, answer) = server.post(&format!("{}/api/messages/send", server.producer), &body);
+    assert_eq!(code, 202, "{answer}");
+    let id = answer["messageId"].as_str().expect("an id").to_owned();
+    server.until(&format!("{}/api/messages/status/{id}", server.producer), |view| view["status"] == "Sent");
+    id
+}
+
+fn forged(id: &str, proof: &str) -> String {
+    format!(r#"{{"messageId": "{id}", "consumerGroup": "default-consumer-group"{proof}}}"#)
+}
+
+fn acknowledged_at(producer: &Server, id: &str) -> Value {
+    let (_, view) = producer.get(&format!("{}/api/messages/status/{id}", producer.producer));
+    let group = &view["acknowledgements"][0];
+    assert_eq!(group["consumerGroup"], "default-consumer-group", "{view}");
+    group["acknowledgedAt"].clone()
+}
+
+fn component<'a>(health: &'a Value, name: &str) -> Option<&'a Value> {
+    health["components"].as_array()?.iter().find(|one| one["name"] == name)
+}
+
 #[test]
 fn a_consumer_elsewhere_acknowledges_by_a_topic_while_its_producer_is_away() {
     let there = Folder::with(
         "[producer]\nacknowledge_secrets = [\"0123456789abcdef\"]\nacknowledgements = { topic = \"acknowledgements\" }\n",
     );
-    let send = |producer: &Server, body: &str| {
-        let (status, answer) = producer.post(&format!("{}/api/messages/send", producer.producer), body);
-        assert_eq!(status, 202, "{answer}");
-        answer["messageId"].as_str().expect("an id").to_owned()
-    };
     let producer = there.serve(&["--only", "producer,relay"]);
-    let id = send(&producer, r#"{"topic": "order-events", "message": 1}"#);
-    // What is no acknowledgement, or not a proven one, is in nobody's way.
-    let forged = format!(r#"{{"messageId": "{id}", "consumerGroup": "default-consumer-group"}}"#);
-    for nonsense in ["17", &forged] {
-        let odd = send(&producer, &format!(r#"{{"topic": "acknowledgements", "message": {nonsense}}}"#));
-        producer.until(&format!("{}/api/messages/status/{odd}", producer.producer), |view| {
-            view["status"] == "Sent"
-        });
+    let listening = "acknowledgements by topic acknowledgements";
+    producer.until(&format!("{}/api/messages/health", producer.producer), |health| {
+        component(health, listening).is_some_and(|one| one["ok"] == true && one["detail"] == "listening")
+    });
+    let ids = [1, 2, 3].map(|number| sent(&producer, "order-events", &number.to_string()));
+    // The other service does not listen to this topic, so nobody is done with it, whatever is said.
+    let victim = sent(&producer, "user-events", "4");
+    // What is no acknowledgement, or not a proven one, is heard and in nobody's way.
+    sent(&producer, "acknowledgements", "17");
+    sent(&producer, "acknowledgements", &forged(&victim, ""));
+    for refused in ["this is no acknowledgement", "has no `proof`"] {
+        harness::until(|| producer.said().contains(refused)).expect("it is heard");
     }
-    let status = |producer: &Server| format!("{}/api/messages/status/{id}", producer.producer);
-    producer.until(&status(&producer), |view| view["status"] == "Sent");
+    assert!(acknowledged_at(&producer, &victim).is_null());
     drop(producer);
 
     let broker = there.path().join("postrider-data/broker.db");
     let here = Folder::with(&format!(
-        "[consumer]\nacknowledge_to = {{ topic = \"acknowledgements\" }}\n[brokers.main]\nurl = \"embedded://{}\"\n",
+        "[consumer]\nacknowledge_to = {{ topic = \"acknowledgements\" }}\n[brokers.main]\nurl = \"embedded://{}\"\n\
+         [consumers.default-consumer-group]\ntopics = [\"order-events\"]\n",
         broker.display()
     ));
     here.run(&["config", "show"])
         .answered(&["acknowledge_to = { topic = \"acknowledgements\", broker = \"main\" }"]);
-    let consumer = here.serve(&["--only", "consumer"]);
+    // While the producer is away, somebody writes to the topic before and after those who may.
+    let mut consumer = here.serve(&["--only", "producer,relay"]);
+    sent(&consumer, "acknowledgements", &forged(&victim, r#", "proof": "0.made-up""#));
+    drop(consumer);
+    consumer = here.serve(&[]);
     let processed = format!("{}/api/consumer/processed/default-consumer-group", consumer.consumer);
-    consumer.until(&processed, |page| page["items"][0]["messageId"] == *id);
+    consumer.until(&processed, |page| page["items"].as_array().is_some_and(|items| items.len() == ids.len()));
+    sent(&consumer, "acknowledgements", &forged(&victim, ""));
 
     let producer = there.serve(&["--only", "producer,relay"]);
-    producer.until(&status(&producer), |view| !view["acknowledgements"][0]["acknowledgedAt"].is_null());
+    for refused in ["has no `proof`", "not for this message and group"] {
+        harness::until(|| producer.said().contains(refused)).expect("it is heard");
+    }
+    for id in &ids {
+        harness::until(|| !acknowledged_at(&producer, id).is_null()).expect("it is acknowledged");
+    }
+    assert!(acknowledged_at(&producer, &victim).is_null());
     there.run(&["config", "show"]).answered(&[
         "acknowledgements = { topic = \"acknowledgements\", broker = \"main\", group = \"producer\" }",
     ]);
+}
+
+/// A way to the real Redis that is shut until it is opened.
+#[cfg(feature = "redis-streams")]
+fn gate(open: &Arc<AtomicBool>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound").to_string();
+    let open = Arc::clone(open);
+    // It ends with the process of the test.
+    std::thread::spawn(move || {
+        let redis = testkit::servers::url("redis");
+        let redis = redis.trim_start_matches("redis://").trim_end_matches('/');
+        for here in listener.incoming().flatten().filter(|_| open.load(Ordering::Relaxed)) {
+            let there = TcpStream::connect(redis).expect("Redis listens");
+            let back = (there.try_clone().expect("a socket"), here.try_clone().expect("a socket"));
+            for (mut from, mut to) in [(here, there), back] {
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    address
+}
+
+#[cfg(feature = "redis-streams")]
+#[test]
+fn acknowledgements_that_cannot_be_heard_are_said_by_health_until_they_can_and_unproven_ones_at_the_start() {
+    let open = Arc::new(AtomicBool::new(false));
+    let there = Folder::with(&format!(
+        "[producer]\nacknowledgements = {{ topic = \"done\", broker = \"far\" }}\n\
+         [brokers.main]\nurl = \"embedded://\"\n[brokers.far]\nurl = \"redis://{}?prefix=heard{}\"\n\
+         [routes.default]\ntopics = [\"*\"]\nbroker = \"main\"\n[consumers]\n",
+        gate(&open),
+        std::process::id()
+    ));
+    let producer = there.serve(&["--only", "producer"]);
+    let warning = "whoever can write to `done` on `far` can acknowledge any message";
+    assert!(producer.said().contains(warning), "{}", producer.said());
+    let said = there.run(&["doctor"]).out;
+    assert!(said.contains("can acknowledge any message") && said.contains("acknowledge_secrets"), "{said}");
+    let health = format!("{}/api/messages/health", producer.producer);
+    let heard = |health: &Value, ok: bool, detail: &str| {
+        let one = component(health, "acknowledgements by topic done");
+        one.is_some_and(|one| one["ok"] == ok && one["detail"].to_string().contains(detail))
+    };
+    let failing = producer.until(&health, |health| heard(health, false, "cannot be reached"));
+    assert_eq!(failing["status"], "failing");
+    open.store(true, Ordering::Relaxed);
+    let well = producer.until(&health, |health| heard(health, true, "listening"));
+    assert_eq!(well["status"], "ok");
 }
 
 #[test]

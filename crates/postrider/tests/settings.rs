@@ -154,6 +154,9 @@ fn the_contract_says_what_is_promised_by_what_and_what_remains() {
         "- retry.max_attempts = 7",
         "## Group `billing`",
     ]);
+    let heard = Folder::with("[producer]\nacknowledgements = { topic = \"done\", group = \"shop\" }\n");
+    heard.run(&["migrate"]).answered(&[]);
+    heard.run(&["contract"]).answered(&["the topic `done` of `main`", "the group `shop`", "is believed"]);
 }
 
 #[test]

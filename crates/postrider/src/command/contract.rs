@@ -11,7 +11,7 @@ use message::{OnDead, Order, Semantics};
 use super::failure::Failure;
 use super::output::Output;
 use super::{backend, world};
-use crate::config::{self, Config, Consumer, Dedup, Handler, Place, Route, duration_text};
+use crate::config::{self, Config, Consumer, Dedup, Handler, Route, duration_text};
 
 /// Prints what is promised.
 pub(super) async fn show(config: &Config, markdown: bool, output: &mut Output) -> Result<(), Failure> {
@@ -36,7 +36,12 @@ pub(super) fn draw_up(
         Some(config.brokers.get(name)?.url.starts_with("kafka"))
     };
     Contract {
-        store: Part { name: backend::name(config), promises, ..Part::default() },
+        store: Part {
+            name: backend::name(config),
+            promises,
+            mechanisms: heard(config).into_iter().collect(),
+            ..Part::default()
+        },
         routes: config
             .routes
             .iter()
@@ -48,6 +53,19 @@ pub(super) fn draw_up(
             .map(|(name, group)| of_group(config, name, group, guarantees(&group.broker)))
             .collect(),
     }
+}
+
+/// The topic from which acknowledgements come into the store, beside HTTP.
+fn heard(config: &Config) -> Option<String> {
+    let heard = config.producer.acknowledgements.as_ref()?;
+    let who = match config.producer.acknowledge_secrets {
+        Some(_) => "each must prove that the message was received",
+        None => "whoever can write there is believed",
+    };
+    Some(format!(
+        "groups elsewhere acknowledge by the topic `{}` of `{}`, to which the group `{}` listens; {who}.",
+        heard.topic, heard.broker, heard.group
+    ))
 }
 
 fn parts(contract: &Contract) -> impl Iterator<Item = (&'static str, &Part)> {
@@ -267,7 +285,7 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
     if group.semantics == Semantics::ExactlyOnce {
         return of_transforming_group(part, group, broker);
     }
-    let apart = group.dedup == Dedup::Redis && config.store.place != Place::Redis;
+    let apart = config.remembers_apart(group);
     match &group.handler {
         Handler::Log | Handler::Sql(_) if !apart => {
             part.promises.push("the work of a message is done once.".to_owned());

@@ -34,7 +34,8 @@ pub(super) async fn examine(config: &Config, output: &mut Output) -> Result<(), 
             format!("no answer within {PATIENCE:?}"),
             "see whether it runs and can be reached from here",
         )];
-        let findings = tokio::time::timeout(PATIENCE, broker.doctor.examine(&plan)).await.unwrap_or(late);
+        let mut findings = tokio::time::timeout(PATIENCE, broker.doctor.examine(&plan)).await.unwrap_or(late);
+        findings.extend(unproven(config, name));
         let url = config.brokers.get(name).map(|broker| redacted(&broker.url)).unwrap_or_default();
         places.push(Place { name: format!("broker {name}"), url, findings });
     }
@@ -71,6 +72,13 @@ fn show(place: &Place, output: &mut Output) -> Result<(), Failure> {
     output.line("")
 }
 
+/// What is believed of whoever can write to a broker.
+fn unproven(config: &Config, broker: &str) -> Option<Finding> {
+    config.producer.acknowledgements.as_ref().filter(|heard| heard.broker == broker)?;
+    let (text, fix) = config.unproven_acknowledgements()?;
+    Some(Finding::doubtful("acknowledgements", text, fix))
+}
+
 /// What the configuration means to do with a broker.
 fn plan(config: &Config, broker: &str) -> Plan {
     let routes: Vec<_> = config.routes.values().filter(|route| route.broker == broker).collect();
@@ -82,11 +90,15 @@ fn plan(config: &Config, broker: &str) -> Plan {
         exact.chain(heard).filter(|topic| !topic.contains('*')).map(str::to_owned).collect();
     let transforming = consumers.iter().filter(|(_, group)| group.semantics == Semantics::ExactlyOnce);
     topics.extend(transforming.map(|(name, _)| inbox::Transform::dead_topic(name)));
+    let acknowledgements = config.producer.acknowledgements.as_ref().filter(|heard| heard.broker == broker);
+    topics.extend(acknowledgements.map(|heard| heard.topic.clone()));
     topics.sort_unstable();
     topics.dedup();
+    let groups = consumers.iter().map(|(name, group)| ((*name).clone(), group.topics.clone()));
+    let producer = acknowledgements.map(|heard| (heard.group.clone(), vec![heard.topic.clone()]));
     Plan {
         topics,
-        groups: consumers.iter().map(|(name, group)| ((*name).clone(), group.topics.clone())).collect(),
+        groups: groups.chain(producer).collect(),
         ordered: routes.iter().any(|route| route.order == Order::Key),
         horizon: routes.iter().map(|route| route.retry.give_up_after).max().unwrap_or_default(),
         max_payload: config.producer.body_limit,
@@ -106,4 +118,27 @@ async fn store(config: &Config) -> Place {
         }
     };
     Place { name: "store".to_owned(), url: backend::name(config), findings }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn the_topic_of_acknowledgements_and_its_listener_are_part_of_the_plan() {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a file");
+        let settings = "[producer]\nacknowledgements = { topic = \"done\", broker = \"far\", group = \"shop\" }\n\
+             [brokers.near]\nurl = \"embedded://near.db\"\n[brokers.far]\nurl = \"https://example.com/in\"\n\
+             [routes.all]\ntopics = [\"*\"]\nbroker = \"near\"\n[consumers]\n";
+        std::fs::write(file.path(), settings).expect("it can be written");
+        let config = config::load(Some(file.path()), std::iter::empty()).expect("it is well written").config;
+        let far = plan(&config, "far");
+        assert_eq!(far.topics, ["done"]);
+        assert_eq!(far.groups, [("shop".to_owned(), vec!["done".to_owned()])]);
+        assert_eq!((plan(&config, "near").topics, plan(&config, "near").groups), (vec![], vec![]));
+        let told = unproven(&config, "far").expect("anybody may write there");
+        assert!(told.health == Health::Doubtful && told.text.contains("`done` on `far`"), "{told:?}");
+        assert_eq!(unproven(&config, "near"), None);
+    }
 }

@@ -110,6 +110,9 @@ impl Checker<'_> {
         if let Some(heard) = heard {
             self.broker("producer.acknowledgements", &heard.broker);
         }
+        if let Some((text, fix)) = self.config.unproven_acknowledgements() {
+            self.warn("producer.acknowledgements", format!("{text}; {fix}"));
+        }
         if let Some(AcknowledgeTo::Topic { broker, .. }) = &self.config.consumer.acknowledge_to {
             self.broker("consumer.acknowledge_to", broker);
         }
@@ -377,6 +380,27 @@ impl Findings {
 }
 
 impl Config {
+    /// Whether the marks of a group are in another place than its producer's messages. Then the acknowledgement cannot be in
+    /// the transaction of the mark.
+    pub(crate) fn remembers_apart(&self, group: &Consumer) -> bool {
+        group.dedup == Dedup::Redis && self.store.place != Place::Redis
+    }
+
+    /// Acknowledgements of the topic that are believed although anybody may have written them: what that means, and what
+    /// to do. Who can write to the embedded broker can write to the disk of this machine, and has no need to.
+    pub(crate) fn unproven_acknowledgements(&self) -> Option<(String, &'static str)> {
+        let heard = self.producer.acknowledgements.as_ref()?;
+        let broker = self.brokers.get(&heard.broker)?;
+        if self.producer.acknowledge_secrets.is_some() || broker.url.starts_with("embedded:") {
+            return None;
+        }
+        let text = format!(
+            "whoever can write to `{}` on `{}` can acknowledge any message, received or not",
+            heard.topic, heard.broker
+        );
+        Some((text, "set producer.acknowledge_secrets, or let only the groups write there"))
+    }
+
     /// The route that takes `topic`: of those that fit, the most specific.
     pub(crate) fn route_of(&self, topic: &str) -> Option<(&str, &Route)> {
         self.routes

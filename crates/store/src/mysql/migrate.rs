@@ -235,6 +235,14 @@ mod tests {
     }
 
     #[test]
+    fn what_a_step_copies_from_tables_in_use_it_does_not_lock() {
+        let forgotten = statements(MIGRATIONS[3].sql);
+        let copies =
+            forgotten.iter().position(|statement| statement.contains("FROM inbox_ids")).expect("one");
+        assert_eq!(forgotten[copies - 1], "SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
+    }
+
+    #[test]
     fn steps_are_counted_without_gaps() {
         for (place, step) in MIGRATIONS.iter().enumerate() {
             assert_eq!(step.version as usize, place + 1, "{}", step.name);

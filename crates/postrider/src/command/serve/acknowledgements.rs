@@ -1,12 +1,14 @@
 //! The topic on which groups elsewhere acknowledge: what they would say by HTTP, heard when this producer is there to hear it.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use admin::{AcknowledgeRequest, Desk, Problem};
 use broker::{Delivery, Position, ReceiveError, Subscriber, Subscription};
+use chrono::Utc;
 use tokio::sync::watch;
 
+use super::super::output::relative;
 use crate::config::Acknowledgements;
 
 /// Acknowledgements that are written at once.
@@ -16,18 +18,77 @@ const BATCH: usize = 500;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
+/// A broker that has said nothing bad for so long is listened to: one that is busy with itself may let a group join and
+/// fail right after.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// How the listening goes, for whoever asks.
+pub(super) struct Hearing {
+    topic: String,
+    state: Mutex<State>,
+}
+
+enum State {
+    /// Nothing is known yet.
+    Joining,
+    Listening,
+    Failing {
+        since: SystemTime,
+        problem: String,
+    },
+}
+
+impl Hearing {
+    pub(super) fn of(heard: &Acknowledgements) -> Self {
+        Self { topic: heard.topic.clone(), state: Mutex::new(State::Joining) }
+    }
+
+    /// Whose acknowledgements those are, whether they are heard, and what is in the way.
+    pub(super) fn view(&self) -> (String, bool, String) {
+        let name = format!("acknowledgements by topic {}", self.topic);
+        match &*self.state() {
+            State::Joining => (name, true, "joining".to_owned()),
+            State::Listening => (name, true, "listening".to_owned()),
+            State::Failing { since, problem } => {
+                let since = relative((*since).into(), Utc::now());
+                (name, false, format!("paused {since}: {problem}; it goes on by itself and none is lost"))
+            }
+        }
+    }
+
+    fn well(&self) {
+        *self.state() = State::Listening;
+    }
+
+    /// The problem is the last one, and its time that of the first since it was well.
+    fn fails(&self, problem: String) {
+        let mut state = self.state();
+        let since = match &*state {
+            State::Failing { since, .. } => *since,
+            _ => SystemTime::now(),
+        };
+        *state = State::Failing { since, problem };
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Listens until the process stops.
 pub(super) async fn listen(
     subscriber: Arc<dyn Subscriber>,
     heard: Acknowledgements,
+    hearing: Arc<Hearing>,
     desk: Arc<Desk>,
     mut stopped: watch::Receiver<bool>,
 ) {
     let mut wait = FIRST_WAIT;
     while !*stopped.borrow() {
-        match hear(&*subscriber, &heard, &desk, &mut stopped, &mut wait).await {
+        match hear(&*subscriber, &heard, &hearing, &desk, &mut stopped, &mut wait).await {
             Ok(()) => return,
             Err(error) => {
+                hearing.fails(error.to_string());
                 tracing::warn!(%error, topic = heard.topic, "acknowledgements cannot be heard; trying again")
             }
         }
@@ -50,6 +111,7 @@ async fn pause(wait: &mut Duration, stopped: &mut watch::Receiver<bool>) {
 async fn hear(
     subscriber: &dyn Subscriber,
     heard: &Acknowledgements,
+    hearing: &Hearing,
     desk: &Desk,
     stopped: &mut watch::Receiver<bool>,
     wait: &mut Duration,
@@ -57,7 +119,7 @@ async fn hear(
     let mut subscription = subscriber.subscribe(&heard.group, std::slice::from_ref(&heard.topic)).await?;
     loop {
         let deliveries = tokio::select! {
-            deliveries = subscription.receive(BATCH) => deliveries?,
+            deliveries = receive(&mut *subscription, hearing) => deliveries?,
             () = end(stopped) => {
                 subscription.close().await;
                 return Ok(());
@@ -66,6 +128,7 @@ async fn hear(
         let positions: Vec<Position> = deliveries.iter().map(|delivery| delivery.position).collect();
         while let Err(problem) = write(desk, &deliveries).await {
             tracing::warn!(error = problem.detail, "acknowledgements cannot be written; trying again");
+            hearing.fails(problem.detail);
             pause(wait, stopped).await;
             if *stopped.borrow() {
                 return give_back(subscription, &positions).await;
@@ -73,6 +136,22 @@ async fn hear(
         }
         *wait = FIRST_WAIT;
         subscription.acknowledge(&positions).await?;
+        hearing.well();
+    }
+}
+
+/// Waits for messages, which may be for ever, and says that the broker is well when it lets it wait.
+async fn receive(
+    subscription: &mut dyn Subscription,
+    hearing: &Hearing,
+) -> Result<Vec<Delivery>, ReceiveError> {
+    let mut receiving = subscription.receive(BATCH);
+    match tokio::time::timeout(STEADY, &mut receiving).await {
+        Ok(deliveries) => deliveries,
+        Err(_) => {
+            hearing.well();
+            receiving.await
+        }
     }
 }
 

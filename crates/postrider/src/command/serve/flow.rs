@@ -122,7 +122,7 @@ impl Flows {
             let publisher = self.publishing(Arc::clone(&broker.publisher));
             (name.clone(), Connected { publisher, ..broker.clone() })
         };
-        brokers.iter().map(counted).collect()
+        Brokers { open: brokers.iter().map(counted).collect(), hearing: brokers.hearing.clone() }
     }
 
     /// The inboxes of the groups that hear of what is counted, with what they do counted, and the others as they are.

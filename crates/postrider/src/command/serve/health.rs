@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use server::{AllOverdue, Component, FlowView, Health, Lost, Overdue};
 
 use super::super::output::relative;
+use super::acknowledgements::Hearing;
 use super::flow::Flows;
 use super::parts::{Brokers, Parts};
 
@@ -20,6 +21,7 @@ pub(super) struct Pulse {
     /// Those of them whose work is messages.
     transforms: Vec<(String, inbox::Monitor)>,
     flows: Option<Arc<Flows>>,
+    hearing: Option<Arc<Hearing>>,
 }
 
 impl Pulse {
@@ -40,10 +42,11 @@ impl Pulse {
                 .collect(),
             transforms,
             flows: parts.flows.clone(),
+            hearing: brokers.hearing.clone(),
         }
     }
 
-    /// The relay and its brokers: what the sending side depends on.
+    /// The relay, its brokers and the topic of acknowledgements: what the sending side depends on.
     pub(super) fn of_producer(&self) -> Health {
         let pulse = self.clone();
         Arc::new(move || pulse.sending())
@@ -126,7 +129,11 @@ impl Pulse {
             let detail = format!("{messages}{share} lost since the start, the last because {error}");
             component(&format!("route {route}"), true, detail)
         });
-        let lost = lost.chain(flows.iter().filter_map(flowing));
+        let heard = self.hearing.iter().map(|hearing| {
+            let (name, ok, detail) = hearing.view();
+            component(&name, ok, detail)
+        });
+        let lost = lost.chain(flows.iter().filter_map(flowing)).chain(heard);
         let Some(reporter) = &self.relay else { return lost.collect() };
         let status = reporter.status();
         let mut components = vec![match status.problem {

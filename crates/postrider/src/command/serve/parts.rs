@@ -1,6 +1,7 @@
 //! The parts that a configuration asks for, built and taken apart again.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +16,32 @@ use tokio::task::JoinHandle;
 use super::super::failure::Failure;
 use super::super::inboxes::Inboxes;
 use super::super::{fit, world};
-use super::acknowledgements::listen;
+use super::acknowledgements::{Hearing, listen};
 use super::flow::Flows;
 use super::health::Pulse;
-use crate::config::{AcknowledgeTo, Config, Consumer, Dedup, Handler};
+use crate::config::{AcknowledgeTo, Config, Consumer, Handler};
 
-/// Open brokers by name.
-pub(super) type Brokers = BTreeMap<String, Connected>;
+/// Open brokers by name, and how it goes to hear acknowledgements from one of them.
+#[derive(Clone, Default)]
+pub(super) struct Brokers {
+    pub(super) open: BTreeMap<String, Connected>,
+    pub(super) hearing: Option<Arc<Hearing>>,
+}
+
+impl Brokers {
+    /// None.
+    pub(super) fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Deref for Brokers {
+    type Target = BTreeMap<String, Connected>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.open
+    }
+}
 
 /// What runs in this process.
 #[derive(Default)]
@@ -83,9 +103,10 @@ impl Parts {
 
 /// Opens every broker of the configuration, and refuses what none of them can do.
 pub(super) fn brokers(config: &Config) -> Result<Brokers, Failure> {
-    let brokers = world::brokers(config)?;
-    fit::check(config, &brokers)?;
-    Ok(brokers)
+    let open = world::brokers(config)?;
+    fit::check(config, &open)?;
+    let hearing = config.producer.acknowledgements.as_ref().map(|heard| Arc::new(Hearing::of(heard)));
+    Ok(Brokers { open, hearing })
 }
 
 fn broker_of<'a>(brokers: &'a Brokers, name: &str) -> Result<&'a Connected, Failure> {
@@ -254,8 +275,14 @@ pub(super) async fn consumers(
 ) -> Result<Vec<(Arc<Group>, inbox::Running)>, Failure> {
     let mut running = Vec::new();
     for (name, consumer) in config.consumers.iter().filter(|(_, consumer)| !transforms(consumer)) {
-        let acknowledge = acknowledge_to(config, brokers)?;
-        let group = Arc::new(group(acknowledge, name, consumer, store, inboxes.get(name).cloned()).await?);
+        let inbox = inboxes.get(name).cloned().unwrap_or_else(|| store.clone());
+        let acknowledge = match acknowledge_to(config, brokers)? {
+            Some(elsewhere) => elsewhere,
+            // With marks in Redis the acknowledgement cannot be in their transaction; the store is told afterwards.
+            None if config.remembers_apart(consumer) => Acknowledge::Store(store.clone()),
+            None => Acknowledge::InStore,
+        };
+        let group = Arc::new(group(acknowledge, name, consumer, inbox).await?);
         let subscriber = subscriber_of(brokers, &consumer.broker)?;
         let started = inbox::Consumer::new(group.clone(), subscriber, consumer.topics.clone()).start();
         running.push((group, started));
@@ -283,21 +310,20 @@ pub(super) fn acknowledgements(
     desk: &Arc<Desk>,
     stopped: watch::Receiver<bool>,
 ) -> Result<Option<JoinHandle<()>>, Failure> {
-    let Some(heard) = &config.producer.acknowledgements else { return Ok(None) };
+    let (Some(heard), Some(hearing)) = (&config.producer.acknowledgements, &brokers.hearing) else {
+        return Ok(None);
+    };
     let subscriber = subscriber_of(brokers, &heard.broker)?;
-    Ok(Some(tokio::spawn(listen(subscriber, heard.clone(), desk.clone(), stopped))))
+    let listening = listen(subscriber, heard.clone(), hearing.clone(), desk.clone(), stopped);
+    Ok(Some(tokio::spawn(listening)))
 }
 
 async fn group(
-    acknowledge: Option<Acknowledge>,
+    acknowledge: Acknowledge,
     name: &str,
     consumer: &Consumer,
-    store: &Arc<dyn Store>,
-    elsewhere: Option<Arc<dyn Inbox>>,
+    inbox: Arc<dyn Inbox>,
 ) -> Result<Group, Failure> {
-    // With marks in Redis the acknowledgement cannot be in their transaction; the store is told afterwards.
-    let apart = consumer.dedup == Dedup::Redis && elsewhere.is_some();
-    let inbox = elsewhere.unwrap_or_else(|| store.clone());
     let handler = match &consumer.handler {
         Handler::Log => inbox::Handler::Log,
         Handler::Sql(statement) => {
@@ -310,11 +336,6 @@ async fn group(
         }
         Handler::Http { url, timeout } => inbox::Handler::Http(http(name, url, *timeout)?),
         Handler::Command { line, timeout } => inbox::Handler::Command(command(line, *timeout)?),
-    };
-    let acknowledge = match acknowledge {
-        Some(acknowledge) => acknowledge,
-        None if apart => Acknowledge::Store(store.clone()),
-        None => Acknowledge::InStore,
     };
     let rules = InboxRules {
         retry: consumer.retry.clone(),

@@ -268,6 +268,25 @@ fn a_handler_outside_the_transaction_is_warned_about_until_somebody_says_that_it
 }
 
 #[test]
+fn acknowledgements_that_anybody_may_write_are_warned_about_until_they_must_be_proven() {
+    let text = |url: &str, secrets: &str| {
+        format!(
+            "[producer]\n{secrets}\nacknowledgements = {{ topic = \"done\", broker = \"far\" }}\n\
+             [brokers.far]\nurl = \"{url}\"\n[consumers]\n"
+        )
+    };
+    let warnings = |url: &str, secrets: &str| loaded(&text(url, secrets), &[]).expect("works").warnings;
+    let told = warnings("https://example.com/in", "");
+    assert_eq!(told.len(), 1, "{told:?}");
+    let told = told[0].to_string();
+    for words in ["producer.acknowledgements", "write to `done` on `far`", "producer.acknowledge_secrets"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    assert!(warnings("https://example.com/in", "acknowledge_secrets = [\"0123456789abcdef\"]").is_empty());
+    assert!(warnings("embedded://", "").is_empty(), "who can write there can write to the store");
+}
+
+#[test]
 fn the_settings_of_the_manual_are_good() {
     let manual = include_str!("../../../../../examples/config/postrider.toml");
     let loaded = loaded(manual, &[]).expect("good settings");
