@@ -47,10 +47,7 @@ impl Cost {
     }
 
     fn note(&self, step: Step, took: Duration) {
-        let mut known = self.0[step as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        known.counts.resize(Latency::BOUNDS.len() + 1, 0);
-        known.counts[Latency::bucket(took)] += 1;
-        known.sum += took;
+        self.0[step as usize].lock().unwrap_or_else(PoisonError::into_inner).note(took);
     }
 
     /// The times of these steps, by their names.

@@ -53,6 +53,7 @@ use leases::Leases;
 use once::Losses;
 use route::Routes;
 use suspects::Suspects;
+pub use together::Ended;
 use together::Senders;
 
 /// Which groups must acknowledge a topic whose writer named none.
@@ -145,6 +146,8 @@ pub struct Status {
     pub losses: Vec<Loss>,
     /// What groups have not acknowledged in time.
     pub overdue: Vec<Overdue>,
+    /// How transactions ended on routes that send exactly once.
+    pub transactions: Vec<Ended>,
     /// What keeps it from working, if anything does.
     pub problem: Option<String>,
 }
@@ -277,6 +280,7 @@ impl Reporter {
             breakers: self.0.breakers.views(),
             losses: self.0.losses.views(),
             overdue: self.0.overdue.views(),
+            transactions: self.0.senders.ended(),
             problem,
         }
     }

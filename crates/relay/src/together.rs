@@ -12,10 +12,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use broker::{Line, Outcome, Outgoing, SendTogether};
-use store::{Batch, BatchId, Claimed, Lease, Seq, Verdict};
+use store::{Batch, BatchId, Claimed, Latency, Lease, Seq, Verdict};
 use tokio::sync::OnceCell;
 
 use crate::Shared;
@@ -32,10 +32,24 @@ type Open = BTreeMap<u16, BTreeSet<Entry>>;
 /// Giving lanes back may take so long: who takes them otherwise stops the whole sender, which then needs another.
 const GIVEN_BACK: Duration = Duration::from_secs(2);
 
+/// How the transactions into a broker ended since the relay started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// The broker.
+    pub broker: String,
+    /// Committed.
+    pub committed: u64,
+    /// Not committed, as far as is known: their messages are sent again, or found in the log.
+    pub rolled_back: u64,
+    /// How long they took, however they ended.
+    pub took: Latency,
+}
+
 /// The senders of all trains, one for each channel.
 #[derive(Default)]
 pub(crate) struct Senders {
     store: OnceCell<String>,
+    ended: Mutex<BTreeMap<String, Ended>>,
     each: Mutex<HashMap<(usize, usize), Arc<Sender>>>,
 }
 
@@ -58,6 +72,20 @@ struct Book {
 impl Senders {
     fn each(&self) -> MutexGuard<'_, HashMap<(usize, usize), Arc<Sender>>> {
         self.each.lock().expect("nothing panics while it holds the senders")
+    }
+
+    /// How the transactions into each broker ended.
+    pub(crate) fn ended(&self) -> Vec<Ended> {
+        self.ended.lock().expect("nothing panics while it counts").values().cloned().collect()
+    }
+
+    fn count(&self, broker: &str, committed: bool, took: Duration) {
+        let mut all = self.ended.lock().expect("nothing panics while it counts");
+        let new = || Ended { broker: broker.to_owned(), ..Ended::default() };
+        let ended = all.entry(broker.to_owned()).or_insert_with(new);
+        ended.committed += u64::from(committed);
+        ended.rolled_back += u64::from(!committed);
+        ended.took.note(took);
     }
 
     fn of_train(&self, train: usize) -> Vec<((usize, usize), Arc<Sender>)> {
@@ -293,7 +321,10 @@ impl Sender {
                 }
                 write_note(&open)
             };
+            let began = Instant::now();
             let told = self.sender.publish(messages, &note).await;
+            let committed = told.contains(&Outcome::Confirmed);
+            shared.senders.count(&way.route.broker, committed, began.elapsed());
             for (((b, m), ..), outcome) in fresh.into_iter().zip(told) {
                 outcomes[b][m] = outcome;
             }

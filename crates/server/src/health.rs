@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use admin::Desk;
+use admin::{Desk, LatencyView};
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -41,6 +41,22 @@ pub struct Overdue {
 
 /// What groups have not acknowledged in time. Must not block either.
 pub type AllOverdue = Arc<dyn Fn() -> Vec<Overdue> + Send + Sync>;
+
+/// How the transactions into a broker ended since the start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransactionsView {
+    /// The broker.
+    pub broker: String,
+    /// Committed.
+    pub committed: u64,
+    /// Not committed.
+    pub rolled_back: u64,
+    /// How long they took.
+    pub took: LatencyView,
+}
+
+/// How transactions ended on routes that send exactly once. Must not block either.
+pub type AllTransactions = Arc<dyn Fn() -> Vec<TransactionsView> + Send + Sync>;
 
 /// How many messages of a route passed, and whether that is as usual.
 #[derive(Clone, Debug, PartialEq)]

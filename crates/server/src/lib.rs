@@ -18,7 +18,10 @@ mod serve;
 
 pub use consumer::{Consumer, consumer};
 pub use guard::Hosts;
-pub use health::{AllOverdue, Component, FlowView, Flows, Health, HealthView, Lost, Overdue};
+pub use health::{
+    AllOverdue, AllTransactions, Component, FlowView, Flows, Health, HealthView, Lost, Overdue,
+    TransactionsView,
+};
 pub use problem::ProblemView;
 pub use producer::{Producer, producer};
 pub use serve::serve;

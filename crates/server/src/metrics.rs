@@ -6,7 +6,7 @@ use admin::{CountsView, InboxCountsView, LatencyView};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use crate::health::{FlowView, Overdue};
+use crate::health::{FlowView, Overdue, TransactionsView};
 
 /// The outbox.
 pub(crate) fn outbox(counts: &CountsView, lost: &[(String, u64)], overdue: &[Overdue]) -> String {
@@ -81,6 +81,23 @@ pub(crate) fn outbox(counts: &CountsView, lost: &[(String, u64)], overdue: &[Ove
         "Time from the confirmation of a message to its acknowledgement by a consumer group.",
         &counts.sent_to_acknowledged,
     );
+    text
+}
+
+/// Transactions of routes that send exactly once.
+pub(crate) fn transactions(brokers: &[TransactionsView]) -> String {
+    let (mut text, name) = (String::new(), "outbox_transactions_total");
+    head(&mut text, name, "counter", "Transactions into a broker, by how they ended.");
+    for TransactionsView { broker, committed, rolled_back, .. } in brokers {
+        let broker = escaped(broker);
+        line(&mut text, format_args!("{name}{{broker=\"{broker}\",end=\"committed\"}} {committed}"));
+        line(&mut text, format_args!("{name}{{broker=\"{broker}\",end=\"rolled_back\"}} {rolled_back}"));
+    }
+    let name = "outbox_transaction_seconds";
+    head(&mut text, name, "histogram", "Time that a transaction into a broker takes, however it ends.");
+    for TransactionsView { broker, took, .. } in brokers {
+        series(&mut text, name, &format!("broker=\"{}\"", escaped(broker)), took);
+    }
     text
 }
 

@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::Hosts;
-use crate::health::{AllOverdue, Flows, Health, Lost};
+use crate::health::{AllOverdue, AllTransactions, Flows, Health, Lost};
 use crate::live::Live;
 use crate::problem::Failure;
 use crate::serve::Closing;
@@ -33,6 +33,8 @@ pub struct Producer {
     pub lost: Lost,
     /// What groups have not acknowledged in time.
     pub overdue: AllOverdue,
+    /// How transactions ended.
+    pub transactions: AllTransactions,
     /// What the brokers took.
     pub flows: Flows,
     /// What is promised.
@@ -103,7 +105,8 @@ async fn scrape(State(app): App) -> Response {
     match app.desk.counts().await {
         Ok(counts) => {
             let outbox = metrics::outbox(&counts, &(app.lost)(), &(app.overdue)());
-            metrics::answer(outbox + &metrics::flows(&(app.flows)()))
+            let transactions = metrics::transactions(&(app.transactions)());
+            metrics::answer(outbox + &transactions + &metrics::flows(&(app.flows)()))
         }
         Err(problem) => Failure(problem).into_response(),
     }

@@ -10,6 +10,11 @@ use broker::{Delivery, Outgoing, Position, Seen};
 use message::Message;
 use store::Arrival;
 
+/// Messages of one transaction at most, and bytes of it, near enough: what does not get through in time would be tried again
+/// as it is.
+const MOST_MESSAGES: usize = 10_000;
+const MOST_BYTES: usize = 8 << 20;
+
 /// A message in hand.
 #[derive(Debug)]
 pub(super) struct Item {
@@ -115,11 +120,20 @@ impl Hand {
         queues
     }
 
-    /// All that is made and has nothing before it in its partition that is not.
+    /// What is made and has nothing before it in its partition that is not: as much as one transaction should have.
     pub(super) fn ready(&self) -> Ready {
         let mut ready = Ready::default();
+        let (mut messages, mut bytes) = (0, 0);
         for (partition, items) in &self.partitions {
-            let count = items.iter().take_while(|item| item.made.is_some()).count();
+            let fits = |item: &&Item| {
+                let Some(made) = &item.made else { return false };
+                // One has to go, however large it is.
+                let room = messages == 0 || messages + made.len() <= MOST_MESSAGES && bytes <= MOST_BYTES;
+                messages += made.len().max(1);
+                bytes += made.iter().map(Message::size).sum::<usize>();
+                room
+            };
+            let count = items.iter().take_while(fits).count();
             let Some(last) = items[..count].last() else { continue };
             ready.positions.push(last.position);
             ready.counts.push((*partition, count));
@@ -175,6 +189,23 @@ mod tests {
         hand.item((0, 0)).expect("it is there").made = Some(vec![made]);
         let headers = &hand.ready().outgoing[0].message.headers;
         assert_eq!((headers[Seen::MADE_OF].as_str(), headers["a"].as_str()), (of.as_str(), "b"));
+    }
+
+    #[test]
+    fn a_transaction_has_no_more_than_gets_through_and_one_message_at_least() {
+        let mut hand = Hand::default();
+        hand.take(vec![delivery(0, 5, "a"), delivery(0, 6, "b"), delivery(1, 9, "c"), delivery(1, 10, "d")]);
+        let large = Message::new("bills", vec![0; MOST_BYTES + 1]);
+        let made = [vec![large], Vec::new(), vec![Message::new("bills", "1"); MOST_MESSAGES], Vec::new()];
+        for (place, made) in [(0, 0), (0, 1), (1, 0), (1, 1)].into_iter().zip(made) {
+            hand.item(place).expect("it is there").made = Some(made);
+        }
+        let mut sent = Vec::new();
+        while !hand.held().is_empty() {
+            let ready = hand.ready();
+            sent.push((ready.outgoing.len(), hand.finished(&ready).len()));
+        }
+        assert_eq!(sent, [(1, 1), (0, 1), (MOST_MESSAGES, 2)]);
     }
 
     #[test]

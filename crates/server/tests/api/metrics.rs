@@ -42,6 +42,9 @@ async fn the_outbox_is_measured_under_the_names_that_were_asked_for() {
     assert_eq!(value(text, "outbox_overdue{group=\"analytics\"}"), 7.0);
     assert_eq!(value(text, "outbox_unprocessed{group=\"analytics\"}"), 2.0);
     assert_eq!(value(text, "outbox_redelivered_total{group=\"analytics\"}"), 9.0);
+    assert_eq!(value(text, "outbox_transactions_total{broker=\"kafka\",end=\"committed\"}"), 5.0);
+    assert_eq!(value(text, "outbox_transactions_total{broker=\"kafka\",end=\"rolled_back\"}"), 1.0);
+    assert_eq!(value(text, "outbox_transaction_seconds_count{broker=\"kafka\"}"), 1.0);
     assert_eq!(value(text, "outbox_route_total{route=\"orders\"}"), 40.0);
     assert_eq!(value(text, "outbox_route_flow{route=\"orders\"}"), 2.5);
     assert_eq!(value(text, "outbox_route_flow_usual{route=\"orders\"}"), 8.0);

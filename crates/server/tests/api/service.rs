@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use inbox::{Group, Handler};
 use message::{Limits, OnDead, Order, RetryPolicy, Semantics, TopicPattern};
 use serde_json::Value;
-use server::{Component, Consumer, FlowView, Hosts, Overdue, Producer, consumer, producer};
+use server::{Component, Consumer, FlowView, Hosts, Overdue, Producer, TransactionsView, consumer, producer};
 use store::sqlite::SqliteStore;
 use store::{
     Batch, Beat, Claim, ClaimOrder, InboxRules, Instance, Lanes, Lease, Settlement, TopicRule, Verdict,
@@ -81,6 +81,10 @@ impl Service {
         let group =
             |name: &str, handler| Arc::new(Group::new(name, Arc::new(store.clone()), handler, rules()));
         let late = Overdue { group: "analytics".to_owned(), overdue: 7, given_up: 2, redelivered: 9 };
+        let mut took = store::Latency::default();
+        took.note(Duration::from_millis(20));
+        let ended =
+            TransactionsView { broker: "kafka".to_owned(), committed: 5, rolled_back: 1, took: took.into() };
         let groups = vec![
             group("default-consumer-group", Handler::Log),
             group("analytics-group", Handler::Sql("INSERT INTO no_such_table VALUES (:id)".into())),
@@ -92,6 +96,7 @@ impl Service {
                 lost: Arc::new(|| vec![("fleeting".to_owned(), 3)]),
                 flows: Arc::new(|| vec![flow("orders", None, true), flow("users", None, false)]),
                 overdue: Arc::new(move || vec![late.clone()]),
+                transactions: Arc::new(move || vec![ended.clone()]),
                 contract: Arc::new(contract()),
                 body_limit: BODY_LIMIT,
                 hosts: Hosts::default(),

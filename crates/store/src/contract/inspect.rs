@@ -178,6 +178,13 @@ impl Latency {
     pub const BOUNDS: [u64; 14] =
         [1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000];
 
+    /// Another wait.
+    pub fn note(&mut self, wait: Duration) {
+        self.counts.resize(Self::BOUNDS.len() + 1, 0);
+        self.counts[Self::bucket(wait)] += 1;
+        self.sum += wait;
+    }
+
     /// The index in `counts` for a wait.
     pub fn bucket(wait: Duration) -> usize {
         let millis = wait.as_nanos().div_ceil(1_000_000);

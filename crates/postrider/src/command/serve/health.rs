@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use server::{AllOverdue, Component, FlowView, Health, Lost, Overdue};
+use server::{AllOverdue, AllTransactions, Component, FlowView, Health, Lost, Overdue, TransactionsView};
 
 use super::super::output::relative;
 use super::acknowledgements::Hearing;
@@ -105,6 +105,21 @@ impl Pulse {
                 redelivered: group.redelivered,
             };
             groups.map(view).collect()
+        })
+    }
+
+    /// How transactions ended on routes that send exactly once.
+    pub(super) fn transactions(&self) -> AllTransactions {
+        let relay = self.relay.clone();
+        Arc::new(move || {
+            let brokers = relay.iter().flat_map(|relay| relay.status().transactions);
+            let view = |ended: relay::Ended| TransactionsView {
+                broker: ended.broker,
+                committed: ended.committed,
+                rolled_back: ended.rolled_back,
+                took: ended.took.into(),
+            };
+            brokers.map(view).collect()
         })
     }
 

@@ -372,6 +372,7 @@ pub(super) fn producer_api(
         health: pulse.of_producer(),
         lost: pulse.lost_by_routes(),
         overdue: pulse.overdue(),
+        transactions: pulse.transactions(),
         flows: pulse.flows_of_routes(),
         contract: Arc::new(contract),
         body_limit: config.producer.body_limit,
