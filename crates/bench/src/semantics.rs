@@ -144,15 +144,19 @@ async fn latency(
         let due = (started.elapsed().as_secs_f64() * load) as usize;
         let portion: Vec<_> = (number..due).map(|number| arrow::message(size, number)).collect();
         number = due.max(number);
-        let now = Instant::now();
-        if started.elapsed() > WARM {
-            written.extend(portion.iter().map(|message| (message.id, now)));
-        }
+        let (now, counts) = (Instant::now(), started.elapsed() > WARM);
+        let mut taken: Vec<MessageId> = portion.iter().map(|message| message.id).collect();
         match &direct {
-            Some(direct) => portion.into_iter().for_each(|message| {
-                let _ = direct.send("main", message);
-            }),
+            Some(direct) => {
+                // What is not taken is lost by choice, and has no latency.
+                let sent = portion.into_iter().map(|message| direct.send("main", message).is_ok());
+                let sent: Vec<bool> = sent.collect();
+                taken = taken.into_iter().zip(sent).filter(|(_, sent)| *sent).map(|(id, _)| id).collect();
+            }
             None => store.write(portion)?,
+        }
+        if counts {
+            written.extend(taken.into_iter().map(|id| (id, now)));
         }
         tokio::time::sleep(TICK).await;
     }

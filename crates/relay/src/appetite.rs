@@ -24,7 +24,7 @@ const SLOW: Duration = Duration::from_millis(400);
 /// Those of all channels of a train, and whose turn it is.
 ///
 /// A store counts what it takes for all channels together, so those with other appetites take turns: whoever has the
-/// smallest gets no more than that.
+/// smallest gets no more than that. One for which nothing was there the last time makes nobody wait.
 #[derive(Debug)]
 pub(crate) struct Appetites {
     each: Vec<Appetite>,
@@ -36,8 +36,8 @@ pub(crate) struct Appetites {
 pub(crate) struct Portion {
     /// Messages at most.
     pub(crate) limit: usize,
-    /// By channel, whether it gets any.
-    pub(crate) asked: Vec<bool>,
+    /// By channel, how many of a topic it may get.
+    pub(crate) rooms: Vec<usize>,
     /// Nobody who is free has to wait for the next turn.
     pub(crate) all: bool,
 }
@@ -54,14 +54,31 @@ impl Appetites {
 
     /// What the next turn claims for the channels that are free.
     pub(crate) fn share_out(&mut self, free: impl Fn(usize) -> bool) -> Portion {
-        let free = |(channel, appetite): (usize, &Appetite)| free(channel).then_some(appetite.now);
-        let limits: Vec<Option<usize>> = self.each.iter().enumerate().map(free).collect();
-        let portions: BTreeSet<usize> = limits.iter().copied().flatten().collect();
+        let free: Vec<Option<&Appetite>> = self
+            .each
+            .iter()
+            .enumerate()
+            .map(|(channel, appetite)| free(channel).then_some(appetite))
+            .collect();
+        let busy = free.iter().flatten().filter(|appetite| !appetite.idle).map(|appetite| appetite.now);
+        let portions: BTreeSet<usize> = busy.collect();
         self.turns = self.turns.wrapping_add(1);
         let chosen = self.turns % portions.len().max(1);
-        let limit = portions.into_iter().nth(chosen).unwrap_or(1);
-        let asked = limits.iter().map(|room| room.is_some_and(|room| room >= limit)).collect();
-        Portion { limit, asked, all: chosen == 0 }
+        let most = free.iter().flatten().map(|appetite| appetite.now).max().unwrap_or(1);
+        let limit = portions.into_iter().nth(chosen).unwrap_or(most);
+        let room =
+            |appetite: &Appetite| if appetite.idle || appetite.now >= limit { appetite.now } else { 0 };
+        let rooms = free.iter().map(|appetite| appetite.map_or(0, room)).collect();
+        Portion { limit, rooms, all: chosen == 0 }
+    }
+
+    /// What a turn with this portion found: by channel, whether anything was there.
+    pub(crate) fn found(&mut self, portion: &Portion, there: impl Fn(usize) -> bool) {
+        for (channel, appetite) in self.each.iter_mut().enumerate() {
+            if portion.rooms[channel] > 0 {
+                appetite.idle = !there(channel);
+            }
+        }
     }
 
     /// So many messages were sent to a channel, and claiming and sending took so long.
@@ -80,6 +97,8 @@ impl Appetites {
 /// One of them.
 #[derive(Clone, Copy, Debug)]
 struct Appetite {
+    /// The last time, nothing was there.
+    idle: bool,
     now: usize,
     first: usize,
     most: usize,
@@ -89,7 +108,7 @@ impl Appetite {
     fn new(most: usize) -> Self {
         let most = most.max(1);
         let first = FIRST.min(most);
-        Self { now: first, first, most }
+        Self { idle: true, now: first, first, most }
     }
 
     fn learn(&mut self, sent: usize, took: Duration) {
@@ -122,12 +141,14 @@ mod tests {
     /// Two channels, of which the first has grown.
     fn grown_and_small() -> Appetites {
         let mut appetites = Appetites::new(MOST, &[Settle::After; 2]);
+        let portion = appetites.share_out(|_| true);
+        appetites.found(&portion, |_| true);
         appetites.learn(0, FIRST, SOON);
         appetites
     }
 
-    fn portion(limit: usize, asked: [bool; 2]) -> Portion {
-        Portion { limit, asked: asked.to_vec(), all: asked[1] || limit == 1 }
+    fn portion(limit: usize, rooms: [usize; 2]) -> Portion {
+        Portion { limit, rooms: rooms.to_vec(), all: rooms[1] > 0 || limit == 1 }
     }
 
     #[test]
@@ -157,10 +178,22 @@ mod tests {
     #[test]
     fn a_channel_gets_no_more_than_it_can_swallow_and_none_waits_for_more_than_a_turn() {
         let mut appetites = grown_and_small();
-        assert_eq!(appetites.share_out(|_| true), portion(2 * FIRST, [true, false]));
-        assert_eq!(appetites.share_out(|_| true), portion(FIRST, [true, true]));
-        assert_eq!(appetites.share_out(|channel| channel == 1), portion(FIRST, [false, true]));
-        assert_eq!(appetites.share_out(|_| false), portion(1, [false, false]));
+        assert_eq!(appetites.share_out(|_| true), portion(FIRST, [2 * FIRST, FIRST]));
+        assert_eq!(appetites.share_out(|_| true), portion(2 * FIRST, [2 * FIRST, 0]));
+        assert_eq!(appetites.share_out(|channel| channel == 1), portion(FIRST, [0, FIRST]));
+        assert_eq!(appetites.share_out(|_| false), portion(1, [0, 0]));
+    }
+
+    #[test]
+    fn a_channel_without_messages_makes_no_other_take_less() {
+        let mut appetites = grown_and_small();
+        let small = appetites.share_out(|_| true);
+        appetites.found(&small, |channel| channel == 0);
+        for _ in 0..3 {
+            assert_eq!(appetites.share_out(|_| true), portion(2 * FIRST, [2 * FIRST, FIRST]));
+        }
+        appetites.found(&small, |_| true);
+        assert_eq!(appetites.share_out(|_| true).limit + appetites.share_out(|_| true).limit, 3 * FIRST);
     }
 
     #[test]
@@ -169,7 +202,7 @@ mod tests {
         appetites.rest(|channel| channel == 1);
         assert_eq!(appetites.share_out(|channel| channel == 0).limit, 2 * FIRST);
         appetites.rest(|_| true);
-        assert_eq!(appetites.share_out(|_| true), portion(FIRST, [true, true]));
+        assert_eq!(appetites.share_out(|_| true), portion(FIRST, [FIRST, FIRST]));
     }
 
     #[test]

@@ -29,6 +29,9 @@ type Entry = (Seq, u32, u32);
 /// By lane, what is in the log and perhaps not settled.
 type Open = BTreeMap<u16, BTreeSet<Entry>>;
 
+/// The same, to be written down: each once, in any order.
+type Lists = BTreeMap<u16, Vec<Entry>>;
+
 /// Giving lanes back may take so long: who takes them otherwise stops the whole sender, which then needs another.
 const GIVEN_BACK: Duration = Duration::from_secs(2);
 
@@ -304,7 +307,8 @@ impl Sender {
                     }
                 }
             }
-            book.open.clone()
+            let list = |(lane, open): (&u16, &BTreeSet<Entry>)| (*lane, open.iter().copied().collect());
+            book.open.iter().map(list).collect::<Lists>()
         };
         if !fresh.is_empty() {
             let messages: Vec<Outgoing> = fresh
@@ -317,9 +321,9 @@ impl Sender {
             let note = |places: &[usize]| {
                 let mut open = before.clone();
                 for (_, batch, claimed) in places.iter().map(|place| fresh[*place]) {
-                    open.entry(batch.lease.lane).or_default().insert(entry(claimed));
+                    open.entry(batch.lease.lane).or_default().push(entry(claimed));
                 }
-                write_note(&open)
+                write_note(open)
             };
             let began = Instant::now();
             let told = self.sender.publish(messages, &note).await;
@@ -350,17 +354,18 @@ const FORM: u8 = 2;
 
 /// Lane by lane how many, then places as the differences between them, deliveries, and parts of ids: seven bytes for most
 /// messages.
-fn write_note(open: &Open) -> Vec<u8> {
+fn write_note(open: Lists) -> Vec<u8> {
     let mut note = vec![FORM];
-    for (lane, entries) in open.iter().filter(|(_, entries)| !entries.is_empty()) {
-        write_number(&mut note, u64::from(*lane));
+    for (lane, mut entries) in open.into_iter().filter(|(_, entries)| !entries.is_empty()) {
+        entries.sort_unstable();
+        write_number(&mut note, u64::from(lane));
         write_number(&mut note, entries.len() as u64);
         let mut before = 0;
         for (seq, delivery, id) in entries {
             write_number(&mut note, seq.abs_diff(before));
-            write_number(&mut note, u64::from(*delivery));
+            write_number(&mut note, u64::from(delivery));
             note.extend(id.to_be_bytes());
-            before = *seq;
+            before = seq;
         }
     }
     note
@@ -421,16 +426,21 @@ mod tests {
         lanes.iter().map(|(lane, entries)| (*lane, entries.iter().copied().collect())).collect()
     }
 
+    fn written(open: &Open) -> Vec<u8> {
+        let backwards = |entries: &BTreeSet<Entry>| entries.iter().rev().copied().collect();
+        write_note(open.iter().map(|(lane, entries)| (*lane, backwards(entries))).collect())
+    }
+
     #[test]
     fn a_note_is_read_as_it_was_written() {
         let many: &[Entry] = &[(1, 0, 7), (2, 3, 0), (130, 0, u32::MAX), (i64::MAX, u32::MAX, 1)];
         for open in [open(&[]), open(&[(0, &[(1, 0, 9)])]), open(&[(3, many), (1023, &[(5, 0, 0)])])] {
-            assert_eq!(read_note(&write_note(&open)), Ok(open));
+            assert_eq!(read_note(&written(&open)), Ok(open));
         }
         let nothing = open(&[(1, &[])]);
-        assert_eq!(read_note(&write_note(&nothing)), Ok(Open::new()));
+        assert_eq!(read_note(&written(&nothing)), Ok(Open::new()));
         let thousand: Vec<Entry> = (1_000_000..1_001_000).map(|seq| (seq, 0, 5)).collect();
-        assert!(write_note(&open(&[(7, &thousand)])).len() < 6_010);
+        assert!(written(&open(&[(7, &thousand)])).len() < 6_010);
     }
 
     #[test]

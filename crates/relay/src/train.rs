@@ -112,6 +112,7 @@ impl Train {
             let portion = self.appetites.share_out(|channel| !self.away.contains_key(&channel));
             let Turn { fenced, batches, more, next_due } = self.turn(&mut settlements, &portion).await;
             self.give_back(&fenced, batches.is_empty()).await;
+            self.appetites.found(&portion, |channel| batches.iter().any(|batch| batch.channel == channel));
             if !batches.is_empty() {
                 fail::fail_point!("relay::claimed");
                 self.idle = FIRST_WAIT;
@@ -183,7 +184,7 @@ impl Train {
     }
 
     fn order(&self, gates: Gates, portion: &Portion) -> ClaimOrder {
-        let (shared, asked) = (self.shared.clone(), portion.asked.clone());
+        let (shared, rooms) = (self.shared.clone(), portion.rooms.clone());
         ClaimOrder {
             leases: self.shared.leases.usable(self.mine()),
             limit: portion.limit,
@@ -198,7 +199,7 @@ impl Train {
                 let limit = broker.min(topic_limit).min(gates.limit(&Destination::Claims));
                 TopicRule {
                     channel,
-                    take: if asked[channel] { limit } else { 0 },
+                    take: limit.min(rooms[channel]),
                     hold_failed: route.is_some_and(Route::holds_failed),
                     hold_dead: route.is_some_and(Route::holds_dead),
                 }
