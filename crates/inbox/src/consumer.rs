@@ -204,7 +204,9 @@ impl Receiving {
     ) -> Result<(), ReceiveError> {
         let mut stop = self.stop.clone();
         let mut busy = Backoff::default();
-        let mut appetite = Appetite::new(self.worker.group.batch());
+        // What the broker forgets before its work begins is lost with the process: no more of it than need be.
+        let times = if self.worker.group.is_at_most_once() { 1 } else { LARGEST };
+        let mut appetite = Appetite::new(self.worker.group.batch(), times);
         while let Some(take) = self.worker.ready(appetite.now, &mut stop).await {
             let deliveries = tokio::select! {
                 biased;
@@ -296,8 +298,8 @@ struct Appetite {
 }
 
 impl Appetite {
-    fn new(least: usize) -> Self {
-        Self { now: least, least, most: least.saturating_mul(LARGEST) }
+    fn new(least: usize, times: usize) -> Self {
+        Self { now: least, least, most: least.saturating_mul(times) }
     }
 
     /// A batch took so long; `full` if there was as much as was asked for.
@@ -354,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_batch_grows_while_it_is_quick_and_full_and_shrinks_when_it_is_slow() {
-        let mut appetite = Appetite::new(128);
+        let mut appetite = Appetite::new(128, LARGEST);
         let mut after = |full: bool, millis: u64| {
             appetite.learn(full, Duration::from_millis(millis));
             appetite.now
@@ -365,6 +367,9 @@ mod tests {
         );
         assert_eq!([after(true, 10), after(true, 200), after(false, 200)], [1_024, 512, 256]);
         assert_eq!([after(true, 5_000), after(true, 5_000)], [128, 128]);
+        let mut careful = Appetite::new(128, 1);
+        careful.learn(true, Duration::ZERO);
+        assert_eq!(careful.now, 128);
     }
 
     #[test]

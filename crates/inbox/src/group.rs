@@ -24,7 +24,7 @@ const CONCURRENCY: usize = 16;
 /// How long a handler of one's own may take with a message, when nothing else is said.
 const CUSTOM_LIMIT: Duration = Duration::from_secs(30);
 
-/// Messages that the store does in one transaction at most.
+/// Messages that the store does in one transaction at first; more while they are quick.
 const IN_STORE_BATCH: usize = 500;
 
 /// Ids are kept this long, when nothing else is said.
@@ -216,7 +216,7 @@ impl Group {
         self.ear.tell(&self.name, finished).await
     }
 
-    /// How many messages are worth receiving together.
+    /// How many messages are worth receiving together at first.
     pub(crate) fn batch(&self) -> usize {
         // Reserved messages wait for their turn under their lease: a few for each worker are enough.
         if self.handler.in_store().is_some() { IN_STORE_BATCH } else { self.concurrency.saturating_mul(8) }
