@@ -5,19 +5,16 @@ pub mod receive;
 pub mod transact;
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use broker::{Delivery, Outcome, Outgoing, Position, Subscription};
 use message::Message;
 
 use super::Broker;
-
-/// Long enough for anything that happens at all.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Long enough for a client to find a broker again that was restarted.
-const RETURN: Duration = Duration::from_secs(30);
+use crate::rejection::patience;
 
 /// Between two tries of something that must come in the end.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -44,12 +41,24 @@ async fn subscribe(broker: &Arc<dyn Broker>, group: &str) -> Box<dyn Subscriptio
     broker.subscribe(group, &["orders".to_owned()]).await.expect("the group can be joined")
 }
 
+/// What comes of it, or nothing if that takes longer than anything that happens at all.
+async fn patiently<T>(future: impl Future<Output = T>) -> Option<T> {
+    let begun = Instant::now();
+    let mut future = pin!(future);
+    while begun.elapsed() < patience() {
+        if let Ok(done) = tokio::time::timeout(PAUSE, &mut future).await {
+            return Some(done);
+        }
+    }
+    None
+}
+
 /// Receives until `count` have come.
 async fn receive(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while deliveries.len() < count {
-        let more = tokio::time::timeout(PATIENCE, subscription.receive(count - deliveries.len())).await;
-        let more = more.unwrap_or_else(|_| panic!("{} of {count} came", deliveries.len()));
+        let more = patiently(subscription.receive(count - deliveries.len())).await;
+        let more = more.unwrap_or_else(|| panic!("{} of {count} came", deliveries.len()));
         deliveries.extend(more.expect("messages can be received"));
     }
     deliveries
@@ -63,8 +72,8 @@ async fn receive(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<
 pub async fn drain(subscription: &mut Box<dyn Subscription>, count: usize) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while deliveries.len() < count {
-        let more = tokio::time::timeout(PATIENCE, subscription.receive(count - deliveries.len())).await;
-        let more = more.unwrap_or_else(|_| panic!("{} of {count} came", deliveries.len()));
+        let more = patiently(subscription.receive(count - deliveries.len())).await;
+        let more = more.unwrap_or_else(|| panic!("{} of {count} came", deliveries.len()));
         let more = more.expect("messages can be received");
         subscription.acknowledge(&positions(&more)).await.expect("an acknowledgement is taken");
         deliveries.extend(more);

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use broker::ReceiveError;
 
 use super::{
-    PATIENCE, PAUSE, RETURN, assert_each_key_in_order, drain, nothing_comes, numbers, positions, publish,
-    receive, sorted, subscribe,
+    PAUSE, assert_each_key_in_order, drain, nothing_comes, numbers, patiently, positions, publish, receive,
+    sorted, subscribe,
 };
 use crate::broker::World;
+use crate::rejection::patience;
 
 /// Long enough for a group to share its partitions anew, unless its broker is slow to notice anything.
 const AT_ONCE: Duration = Duration::from_secs(8);
@@ -82,19 +83,16 @@ pub async fn members_of_a_group_never_get_the_same_message(world: World) {
         sent += 64;
         let before = (of_one.len(), of_two.len());
         while (of_one.len() + of_two.len()) < usize::try_from(sent).expect("a small number") {
-            tokio::select! {
-                deliveries = one.receive(64) => {
-                    let deliveries = deliveries.expect("messages can be received");
-                    one.acknowledge(&positions(&deliveries)).await.expect("an acknowledgement is taken");
-                    of_one.extend(deliveries);
+            let more = patiently(async {
+                tokio::select! {
+                    deliveries = one.receive(64) => (&mut one, &mut of_one, deliveries),
+                    deliveries = two.receive(64) => (&mut two, &mut of_two, deliveries),
                 }
-                deliveries = two.receive(64) => {
-                    let deliveries = deliveries.expect("messages can be received");
-                    two.acknowledge(&positions(&deliveries)).await.expect("an acknowledgement is taken");
-                    of_two.extend(deliveries);
-                }
-                () = tokio::time::sleep(PATIENCE) => panic!("messages are missing"),
-            }
+            });
+            let (member, received, deliveries) = more.await.expect("no message is missing");
+            let deliveries = deliveries.expect("messages can be received");
+            member.acknowledge(&positions(&deliveries)).await.expect("an acknowledgement is taken");
+            received.extend(deliveries);
         }
         if of_one.len() > before.0 && of_two.len() > before.1 {
             break;
@@ -183,8 +181,10 @@ pub async fn a_new_group_starts_at_the_oldest_message(world: World) {
 pub async fn a_receive_that_was_dropped_loses_nothing(world: World) {
     let broker = world.open().await;
     let mut subscription = subscribe(&broker, "billing").await;
-    let mut deliveries = Vec::new();
-    for round in 0..20 {
+    // Once something has come the member is in: from here on messages come while somebody waits for them.
+    publish(&broker, 4, 0, 4).await;
+    let mut deliveries = drain(&mut subscription, 4).await;
+    for round in 1..20 {
         publish(&broker, 4, round * 4, 4).await;
         // Sometimes before the look, sometimes within it, sometimes after.
         let patience = Duration::from_millis(u64::try_from(round).expect("a small number"));
@@ -244,23 +244,23 @@ pub async fn nothing_is_lost_when_the_broker_is_restarted(world: World) {
     world.fixture().restart().await;
     let begun = Instant::now();
     while numbers(&came).into_iter().collect::<BTreeSet<_>>().len() < 20 {
-        assert!(begun.elapsed() < RETURN, "{:?} came", numbers(&came));
-        match tokio::time::timeout(PATIENCE, subscription.receive(20)).await {
-            Ok(Ok(more)) => {
+        assert!(begun.elapsed() < patience(), "{:?} came", numbers(&came));
+        match patiently(subscription.receive(20)).await {
+            Some(Ok(more)) => {
                 let done = subscription.acknowledge(&positions(&more)).await;
                 came.extend(more);
                 if done.is_ok() {
                     continue;
                 }
             }
-            Ok(Err(ReceiveError::Unreachable(_))) => {}
-            Ok(Err(error)) => panic!("{error}"),
-            Err(_) => panic!("neither messages nor an error: {:?} came", numbers(&came)),
+            Some(Err(ReceiveError::Unreachable(_))) => {}
+            Some(Err(error)) => panic!("{error}"),
+            None => panic!("neither messages nor an error: {:?} came", numbers(&came)),
         }
         // As a consumer does: leave, wait a little, join again.
         subscription.close().await;
         subscription = loop {
-            assert!(begun.elapsed() < RETURN, "it cannot be joined again");
+            assert!(begun.elapsed() < patience(), "it cannot be joined again");
             match broker.subscribe("billing", &["orders".to_owned()]).await {
                 Ok(subscription) => break subscription,
                 Err(ReceiveError::Unreachable(_)) => tokio::time::sleep(PAUSE).await,
