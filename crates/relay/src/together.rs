@@ -26,10 +26,7 @@ use crate::route::Way;
 /// gives places out again.
 type Entry = (Seq, u32, u32);
 
-/// By lane, what is in the log and perhaps not settled.
-type Open = BTreeMap<u16, BTreeSet<Entry>>;
-
-/// The same, to be written down: each once, in any order.
+/// By lane, what is in the log and perhaps not settled, in any order.
 type Lists = BTreeMap<u16, Vec<Entry>>;
 
 /// Giving lanes back may take so long: who takes them otherwise stops the whole sender, which then needs another.
@@ -62,14 +59,19 @@ struct Sender {
     book: Mutex<Book>,
 }
 
-/// What a sender must know. Its lanes are those that are in `open`.
+/// What a sender must know of its lanes.
 #[derive(Default)]
-struct Book {
-    open: Open,
-    /// Lanes that were another's, some of whose messages were open then.
-    inherited: BTreeSet<u16>,
-    /// By batch that is not settled yet, what of it is open.
-    settling: HashMap<BatchId, (u16, Vec<Entry>)>,
+struct Book(BTreeMap<u16, Lane>);
+
+/// What of a lane is in the log and perhaps not settled.
+#[derive(Default)]
+struct Lane {
+    /// Sent by those who had the lane before.
+    inherited: BTreeSet<Entry>,
+    /// Sent by us or inherited: by batch that is not settled yet, sorted.
+    settling: HashMap<BatchId, Vec<Entry>>,
+    /// Those who had the lane before are no longer needed.
+    resolved: bool,
 }
 
 impl Senders {
@@ -102,11 +104,11 @@ impl Senders {
         for (place, sender) in self.of_train(train) {
             let mut book = sender.book();
             for batch in batches {
-                match book.settling.remove(batch) {
-                    Some((lane, entries)) if !fenced.contains(batch) => book.close(lane, &entries),
-                    // Whether they are settled is not known here; the next sender asks the store, and stops this one.
-                    Some((_, entries)) if !entries.is_empty() => drop(self.each().remove(&place)),
-                    _ => {}
+                if !fenced.contains(batch) {
+                    book.close(*batch);
+                } else if book.0.values().any(|lane| lane.settling.contains_key(batch)) {
+                    // Whether it is settled is not known here; the next sender asks the store, and stops this one.
+                    drop(self.each().remove(&place));
                 }
             }
             let lanes = book.resolved();
@@ -128,25 +130,55 @@ impl Senders {
 }
 
 impl Book {
-    /// Messages of a lane are settled.
-    fn close(&mut self, lane: u16, entries: &[Entry]) {
-        if let Some(open) = self.open.get_mut(&lane) {
-            for entry in entries {
-                open.remove(entry);
+    /// A batch is settled.
+    fn close(&mut self, batch: BatchId) {
+        for lane in self.0.values_mut() {
+            let entries = lane.settling.remove(&batch).unwrap_or_default();
+            if !lane.inherited.is_empty() {
+                lane.inherited.retain(|entry| entries.binary_search(entry).is_err());
             }
         }
     }
 
-    /// Lanes of which all that was inherited is settled by now.
+    /// Lanes of which all that was inherited is settled by now, and was not before.
     fn resolved(&mut self) -> Vec<u16> {
-        let open = &self.open;
-        self.inherited.extract_if(.., |lane| open.get(lane).is_none_or(BTreeSet::is_empty)).collect()
+        let done = self.0.iter_mut().filter(|(_, lane)| !lane.resolved && lane.inherited.is_empty());
+        done.map(|(number, lane)| {
+            lane.resolved = true;
+            *number
+        })
+        .collect()
     }
 
     /// Takes the lanes out of the book of which nothing is open.
     fn give_back(&mut self, lanes: impl Fn(u16) -> bool) -> Vec<u16> {
-        let given = self.open.extract_if(.., |lane, open| lanes(*lane) && open.is_empty());
-        given.map(|(lane, _)| lane).collect()
+        let given = self.0.extract_if(.., |number, lane| lanes(*number) && lane.is_settled());
+        given.map(|(number, _)| number).collect()
+    }
+
+    /// What is open.
+    fn open(&self) -> Lists {
+        self.0
+            .iter()
+            .filter(|(_, lane)| !lane.is_settled())
+            .map(|(number, lane)| (*number, lane.open()))
+            .collect()
+    }
+}
+
+impl Lane {
+    fn is_settled(&self) -> bool {
+        self.inherited.is_empty() && self.settling.is_empty()
+    }
+
+    fn is_open(&self, entry: &Entry) -> bool {
+        self.inherited.contains(entry)
+            || self.settling.values().any(|entries| entries.binary_search(entry).is_ok())
+    }
+
+    fn open(&self) -> Vec<Entry> {
+        let settling = self.settling.values().flatten().filter(|entry| !self.inherited.contains(entry));
+        self.inherited.iter().chain(settling).copied().collect()
     }
 }
 
@@ -210,7 +242,7 @@ async fn ready(
     let held = shared.leases.usable(crate::train::lanes_of(train, shared));
     let lanes = held.iter().map(|lease: &Lease| lease.lane);
     let mut lanes: BTreeSet<u16> = lanes.chain(batches.iter().map(|(_, batch)| batch.lease.lane)).collect();
-    lanes.retain(|lane| !sender.book().open.contains_key(lane));
+    lanes.retain(|lane| !sender.book().0.contains_key(lane));
     let settled = if lanes.is_empty() { HashSet::new() } else { sender.take(shared, lanes, batches).await? };
     Ok((sender, settled))
 }
@@ -248,27 +280,27 @@ impl Sender {
         batches: &[(usize, &Batch)],
     ) -> Result<HashSet<Seq>, Outcome> {
         let notes = self.sender.take(&lanes.iter().copied().collect::<Vec<_>>()).await?;
-        let mut open: Open = lanes.iter().map(|lane| (*lane, BTreeSet::new())).collect();
+        let mut taken: BTreeMap<u16, Lane> = lanes.iter().map(|lane| (*lane, Lane::default())).collect();
         for note in &notes {
             for (lane, entries) in read_note(note).map_err(|error| Outcome::Misconfigured { error })? {
-                if let Some(open) = open.get_mut(&lane) {
-                    open.extend(entries);
+                if let Some(lane) = taken.get_mut(&lane) {
+                    lane.inherited.extend(entries);
                 }
             }
         }
         let batches = batches.iter().filter(|(_, batch)| lanes.contains(&batch.lease.lane));
         let claimed: Vec<Seq> =
             batches.flat_map(|(_, batch)| &batch.messages).map(|claimed| claimed.seq).collect();
-        let noted = open.values().flatten().map(|(seq, ..)| *seq);
+        let noted = taken.values().flat_map(|lane| &lane.inherited).map(|(seq, ..)| *seq);
         let asked: Vec<Seq> = noted.chain(claimed.iter().copied()).collect();
         let unsent = shared.store.unsent(&asked).await;
         let unsent =
             unsent.map_err(|error| unreachable(format!("the store does not say what is sent: {error}")))?;
         let unsent: HashSet<Seq> = unsent.into_iter().collect();
-        for entries in open.values_mut() {
-            entries.retain(|(seq, ..)| unsent.contains(seq));
+        for lane in taken.values_mut() {
+            lane.inherited.retain(|(seq, ..)| unsent.contains(seq));
         }
-        let found: usize = open.values().map(BTreeSet::len).sum();
+        let found: usize = taken.values().map(|lane| lane.inherited.len()).sum();
         if found > 0 {
             tracing::info!(
                 messages = found,
@@ -276,8 +308,7 @@ impl Sender {
             );
         }
         let mut book = self.book();
-        book.open.extend(open);
-        book.inherited.extend(&lanes);
+        book.0.extend(taken);
         let lanes = book.resolved();
         drop(book);
         self.sender.resolve(&lanes);
@@ -298,26 +329,28 @@ impl Sender {
         let before = {
             let book = self.book();
             for (b, batch) in batches {
-                let open = book.open.get(&batch.lease.lane);
+                let lane = book.0.get(&batch.lease.lane).filter(|lane| !lane.is_settled());
                 for (m, claimed) in batch.messages.iter().enumerate() {
-                    if open.is_some_and(|open| open.contains(&entry(claimed))) {
+                    if lane.is_some_and(|lane| lane.is_open(&entry(claimed))) {
                         outcomes[*b][m] = Outcome::Confirmed;
                     } else if fresh.len() < way.guarantees.max_batch && !gone.contains(&claimed.seq) {
                         fresh.push(((*b, m), batch, claimed));
                     }
                 }
             }
-            let list = |(lane, open): (&u16, &BTreeSet<Entry>)| (*lane, open.iter().copied().collect());
-            book.open.iter().map(list).collect::<Lists>()
+            book.open()
         };
         if !fresh.is_empty() {
-            let messages: Vec<Outgoing> = fresh
-                .iter()
-                .map(|(_, _, claimed)| {
-                    let own = shared.routes.of(&claimed.message.topic);
-                    outgoing(claimed, &own.unwrap_or(way).route)
-                })
-                .collect();
+            // Most are of the same topic as the one before.
+            let (mut topic, mut own) = ("", way);
+            let messages = fresh.iter().map(|(_, _, claimed)| {
+                if claimed.message.topic != topic {
+                    topic = &claimed.message.topic;
+                    own = shared.routes.of(topic).unwrap_or(way);
+                }
+                outgoing(claimed, &own.route)
+            });
+            let messages: Vec<Outgoing> = messages.collect();
             let note = |places: &[usize]| {
                 let mut open = before.clone();
                 for (_, batch, claimed) in places.iter().map(|place| fresh[*place]) {
@@ -340,10 +373,10 @@ impl Sender {
                 .iter()
                 .zip(&outcomes[*b])
                 .filter(|(_, outcome)| **outcome == Outcome::Confirmed);
-            let entries: Vec<Entry> = confirmed.map(|(claimed, _)| entry(claimed)).collect();
+            let mut entries: Vec<Entry> = confirmed.map(|(claimed, _)| entry(claimed)).collect();
             if !entries.is_empty() {
-                book.open.entry(batch.lease.lane).or_default().extend(&entries);
-                book.settling.insert(batch.id, (batch.lease.lane, entries));
+                entries.sort_unstable();
+                book.0.entry(batch.lease.lane).or_default().settling.insert(batch.id, entries);
             }
         }
     }
@@ -371,7 +404,7 @@ fn write_note(open: Lists) -> Vec<u8> {
     note
 }
 
-fn read_note(note: &[u8]) -> Result<Open, String> {
+fn read_note(note: &[u8]) -> Result<Lists, String> {
     let odd = "the note in the broker was written by another version of Postrider: use that one";
     match note.split_first() {
         Some((&FORM, rest)) => read_open(rest).ok_or_else(|| odd.to_owned()),
@@ -379,8 +412,8 @@ fn read_note(note: &[u8]) -> Result<Open, String> {
     }
 }
 
-fn read_open(mut rest: &[u8]) -> Option<Open> {
-    let mut open = Open::new();
+fn read_open(mut rest: &[u8]) -> Option<Lists> {
+    let mut open = Lists::new();
     while !rest.is_empty() {
         let lane = u16::try_from(read_number(&mut rest)?).ok()?;
         let entries = open.entry(lane).or_default();
@@ -390,7 +423,7 @@ fn read_open(mut rest: &[u8]) -> Option<Open> {
             let delivery = u32::try_from(read_number(&mut rest)?).ok()?;
             let (id, after) = rest.split_first_chunk()?;
             rest = after;
-            entries.insert((before, delivery, u32::from_be_bytes(*id)));
+            entries.push((before, delivery, u32::from_be_bytes(*id)));
         }
     }
     Some(open)
@@ -422,25 +455,24 @@ fn read_number(note: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn open(lanes: &[(u16, &[Entry])]) -> Open {
-        lanes.iter().map(|(lane, entries)| (*lane, entries.iter().copied().collect())).collect()
+    fn lists(lanes: &[(u16, &[Entry])]) -> Lists {
+        lanes.iter().map(|(lane, entries)| (*lane, entries.to_vec())).collect()
     }
 
-    fn written(open: &Open) -> Vec<u8> {
-        let backwards = |entries: &BTreeSet<Entry>| entries.iter().rev().copied().collect();
+    fn written(open: &Lists) -> Vec<u8> {
+        let backwards = |entries: &Vec<Entry>| entries.iter().rev().copied().collect();
         write_note(open.iter().map(|(lane, entries)| (*lane, backwards(entries))).collect())
     }
 
     #[test]
     fn a_note_is_read_as_it_was_written() {
         let many: &[Entry] = &[(1, 0, 7), (2, 3, 0), (130, 0, u32::MAX), (i64::MAX, u32::MAX, 1)];
-        for open in [open(&[]), open(&[(0, &[(1, 0, 9)])]), open(&[(3, many), (1023, &[(5, 0, 0)])])] {
+        for open in [lists(&[]), lists(&[(0, &[(1, 0, 9)])]), lists(&[(3, many), (1023, &[(5, 0, 0)])])] {
             assert_eq!(read_note(&written(&open)), Ok(open));
         }
-        let nothing = open(&[(1, &[])]);
-        assert_eq!(read_note(&written(&nothing)), Ok(Open::new()));
+        assert_eq!(read_note(&written(&lists(&[(1, &[])]))), Ok(Lists::new()));
         let thousand: Vec<Entry> = (1_000_000..1_001_000).map(|seq| (seq, 0, 5)).collect();
-        assert!(written(&open(&[(7, &thousand)])).len() < 6_010);
+        assert!(written(&lists(&[(7, &thousand)])).len() < 6_010);
     }
 
     #[test]
@@ -457,14 +489,38 @@ mod tests {
         }
     }
 
+    /// A lane with one inherited message, and two without.
+    fn book() -> Book {
+        let inherited = Lane { inherited: BTreeSet::from([(1, 0, 1)]), ..Lane::default() };
+        Book(BTreeMap::from([(0, inherited), (1, Lane::default()), (2, Lane::default())]))
+    }
+
+    fn settling(book: &mut Book, lane: u16, entries: &[Entry]) -> BatchId {
+        let batch = BatchId::new_v4();
+        book.0.entry(lane).or_default().settling.insert(batch, entries.to_vec());
+        batch
+    }
+
     #[test]
     fn a_lane_is_given_back_and_its_former_owner_forgotten_only_when_nothing_of_it_is_open() {
-        let mut book = Book { open: open(&[(0, &[(1, 0, 1)]), (1, &[]), (2, &[])]), ..Book::default() };
-        book.inherited.extend([0, 1]);
-        assert_eq!(book.resolved(), [1]);
-        assert_eq!(book.give_back(|lane| lane < 2), [1]);
-        book.close(0, &[(1, 0, 1)]);
+        let mut book = book();
+        assert_eq!(book.resolved(), [1, 2]);
+        let own = settling(&mut book, 2, &[(5, 0, 5)]);
+        assert_eq!(book.give_back(|_| true), [1]);
+        let found = settling(&mut book, 0, &[(1, 0, 1)]);
+        book.close(found);
         assert_eq!((book.resolved(), book.resolved()), (vec![0], vec![]));
+        book.close(own);
         assert_eq!(book.give_back(|_| true), [0, 2]);
+    }
+
+    #[test]
+    fn what_is_open_is_what_was_inherited_and_what_is_being_settled_() {
+        let mut book = book();
+        settling(&mut book, 0, &[(1, 0, 1), (2, 0, 2)]);
+        settling(&mut book, 2, &[(5, 0, 5)]);
+        assert_eq!(book.open(), lists(&[(0, &[(1, 0, 1), (2, 0, 2)]), (2, &[(5, 0, 5)])]));
+        let lane = &book.0[&0];
+        assert!(lane.is_open(&(1, 0, 1)) && lane.is_open(&(2, 0, 2)) && !lane.is_open(&(2, 1, 2)));
     }
 }

@@ -49,27 +49,38 @@ impl Spread {
     }
 }
 
-/// The partitions that know a producer.
+/// The partitions that know a producer: by topic, since when each does.
 #[derive(Default)]
-pub(super) struct Acquainted(Mutex<HashMap<String, HashMap<i32, Instant>>>);
+pub(super) struct Acquainted(Mutex<HashMap<String, Vec<Option<Instant>>>>);
 
 impl Acquainted {
     /// The number of the first message for each partition that does not know the producer.
     pub(super) fn strangers(&self, spots: &[Spot<'_>]) -> Vec<usize> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = |(topic, partition): &Spot<'_>| {
-            let met = known.get(*topic).and_then(|partitions| partitions.get(partition));
-            met.is_some_and(|met| met.elapsed() < KNOWN_FOR)
-        };
-        let mut seen = HashSet::new();
-        let firsts = spots.iter().enumerate().filter(|(_, spot)| seen.insert(**spot));
-        firsts.filter(|(_, spot)| !is_known(spot)).map(|(number, _)| number).collect()
+        let (now, mut seen) = (Instant::now(), HashSet::new());
+        // Most are of the same topic as the one before.
+        let (mut last, mut met): (_, &[Option<Instant>]) = ("", &[]);
+        let mut strangers = Vec::new();
+        for (number, (topic, partition)) in spots.iter().enumerate() {
+            if *topic != last {
+                (last, met) = (*topic, known.get(*topic).map_or(&[][..], Vec::as_slice));
+            }
+            let since = met.get(partition.unsigned_abs() as usize).copied().flatten();
+            let is_known = since.is_some_and(|since| now.duration_since(since) < KNOWN_FOR);
+            if !is_known && seen.insert((*topic, *partition)) {
+                strangers.push(number);
+            }
+        }
+        strangers
     }
 
     /// It has stored something.
     pub(super) fn meet(&self, (topic, partition): Spot<'_>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry(topic.to_owned()).or_default().insert(partition, Instant::now());
+        let met = known.entry(topic.to_owned()).or_default();
+        let place = partition.unsigned_abs() as usize;
+        met.resize(met.len().max(place + 1), None);
+        met[place] = Some(Instant::now());
     }
 }
 

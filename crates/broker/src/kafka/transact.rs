@@ -222,11 +222,11 @@ impl SendTogether for Together {
         }
         let blamed = error::blamed(&reports);
         for (place, report) in places.iter().zip(&reports) {
-            let topic = inner.topic(&batch[*place].message.topic);
+            let topic = || inner.topic(&batch[*place].message.topic);
             if report.is_err_and(|code| !error::of_the_producer(code) || code == Code::UnknownPartition) {
-                inner.topics.forget(&topic);
+                inner.topics.forget(&topic());
             }
-            book.settle(*place, outcome(*report, blamed, &ended, &noted, &topic));
+            book.settle(*place, outcome(*report, blamed, &ended, &noted, topic));
         }
         book.close()
     }
@@ -255,12 +255,12 @@ fn outcome(
     blamed: bool,
     ended: &Result<End, String>,
     noted: &Result<(), Outcome>,
-    topic: &str,
+    topic: impl Fn() -> String,
 ) -> Outcome {
     match (ended, report, noted) {
         (Ok(End::Committed), ..) => Outcome::Confirmed,
         (Ok(End::Fenced), ..) => Outcome::Held,
-        (Ok(End::Aborted(_)), Err(code), _) if !error::of_the_producer(code) => failed(code, topic),
+        (Ok(End::Aborted(_)), Err(code), _) if !error::of_the_producer(code) => failed(code, &topic()),
         (Ok(End::Aborted(_)), Err(_), _) if blamed => Outcome::Held,
         (Ok(End::Aborted(said)), Err(_), _) => {
             Outcome::Unreachable { error: format!("Kafka did not take the transaction{said}") }
