@@ -18,6 +18,8 @@ mod publish;
 mod pull;
 #[cfg(feature = "brokers")]
 mod semantics;
+#[cfg(feature = "brokers")]
+mod watched;
 
 use std::time::Duration;
 
@@ -101,6 +103,10 @@ enum Scenario {
         /// The broker: `cargo xtask servers up kafka nats rabbitmq` prints it.
         #[arg(long)]
         broker: String,
+        /// The store is PostgreSQL on this server, as it is for users; otherwise messages wait in memory, and what a
+        /// promise costs is all that is seen.
+        #[arg(long)]
+        server: Option<String>,
     },
     #[cfg(feature = "brokers")]
     /// A consumer without a memory of ids, beside the same with one in PostgreSQL, in Redis and in both.
@@ -159,7 +165,9 @@ async fn main() -> Result<()> {
             compare(size, pairs, async || publish::run(&broker, size, &settings, headers).await).await
         }
         #[cfg(feature = "brokers")]
-        Scenario::Semantics { broker } => semantics::run(&broker, size, pairs).await,
+        Scenario::Semantics { broker, server } => {
+            semantics::run(&broker, server.as_deref(), size, pairs).await
+        }
         #[cfg(feature = "brokers")]
         Scenario::Dedup { server, redis, workers } => dedup::run(&server, &redis, size, pairs, workers).await,
         Scenario::Doorbell { server, seconds } => {

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use message::{Event, Message, MessageId, Next, State, Status, step};
+use message::{Event, Message, Next, State, Status, step};
 use store::sqlite::SqliteStore;
 use store::{
     Batch, Beat, Beaten, Claim, ClaimOrder, Claimed, Error, Instance, LaneView, Lanes, Lease, Settlement,
@@ -27,7 +27,6 @@ pub(crate) struct Memory {
     flying: Mutex<HashMap<Uuid, Vec<Claimed>>>,
     /// What was sent stays, as rows do in a store.
     sent: Mutex<Vec<Claimed>>,
-    times: Mutex<Vec<(MessageId, Instant)>>,
     written: Mutex<i64>,
     bell: Notify,
 }
@@ -45,7 +44,6 @@ impl Memory {
             waiting: Mutex::new((0..LANES).map(|_| VecDeque::new()).collect()),
             flying: Mutex::default(),
             sent: Mutex::default(),
-            times: Mutex::default(),
             written: Mutex::default(),
             bell: Notify::new(),
         };
@@ -84,11 +82,6 @@ impl Memory {
         Ok(())
     }
 
-    /// When each message was settled.
-    pub(crate) fn times(&self) -> Vec<(MessageId, Instant)> {
-        self.times.lock().expect("nobody panics while it is held").clone()
-    }
-
     /// How many were sent.
     pub(crate) fn sent(&self) -> usize {
         self.done().len()
@@ -109,14 +102,10 @@ impl Memory {
     fn settle(&self, settlement: Settlement) {
         let flown = self.flying().remove(&settlement.batch).unwrap_or_default();
         let (mut waiting, mut done) = (self.waiting(), self.done());
-        let (mut times, now) = (self.times.lock().expect("nobody panics while it is held"), Instant::now());
         let lane = &mut waiting[usize::from(settlement.lease.lane)];
         for (claimed, (_, verdict)) in flown.into_iter().zip(settlement.verdicts).rev() {
             match verdict {
-                Verdict::Sent { .. } => {
-                    times.push((claimed.message.id, now));
-                    done.push(claimed);
-                }
+                Verdict::Sent { .. } => done.push(claimed),
                 _ => lane.push_front(claimed),
             }
         }

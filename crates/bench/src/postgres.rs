@@ -34,7 +34,7 @@ impl Database {
         Ok(Arc::new(PostgresStore::connect(Config::new(&self.url)).await?))
     }
 
-    pub(crate) async fn forget(self) -> Result<()> {
+    pub(crate) async fn forget(&self) -> Result<()> {
         let drop = format!("DROP DATABASE {} WITH (FORCE)", self.name);
         Ok(connect(&self.server).await?.batch_execute(&drop).await?)
     }

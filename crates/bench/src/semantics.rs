@@ -10,7 +10,7 @@ use broker::{Guarantees, Outcome, Outgoing, Publisher, Surroundings, Transaction
 use message::{MessageId, Semantics};
 use relay::{Direct, Relay, Route, Settings, Settle, Try};
 
-use crate::memory::Memory;
+use crate::watched::{TOGETHER, Watched};
 use crate::{Size, arrow};
 
 /// Of what a promise can carry, so much is offered while latency is measured.
@@ -26,7 +26,7 @@ const WARM: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(5);
 
 /// Runs all six `rounds` times and prints the medians.
-pub(crate) async fn run(url: &str, size: Size, rounds: usize) -> Result<()> {
+pub(crate) async fn run(url: &str, server: Option<&str>, size: Size, rounds: usize) -> Result<()> {
     let nowhere = Surroundings { file: "none.db".into(), max_payload: 1 << 20 };
     let name = format!("bench{:08x}", rand::random::<u32>());
     let joint = if url.contains('?') { '&' } else { '?' };
@@ -42,8 +42,7 @@ pub(crate) async fn run(url: &str, size: Size, rounds: usize) -> Result<()> {
     let mut rates: HashMap<Semantics, Vec<f64>> = HashMap::new();
     for round in 1..=rounds {
         for semantics in &able {
-            let took = throughput(*semantics, &broker, size).await?;
-            let rate = size.messages as f64 / took.as_secs_f64();
+            let rate = throughput(*semantics, &broker, server, Written::Before, size).await?;
             println!("round {round}  {:<17} {rate:>9.0} /s", semantics.as_str());
             rates.entry(*semantics).or_default().push(rate);
         }
@@ -53,18 +52,19 @@ pub(crate) async fn run(url: &str, size: Size, rounds: usize) -> Result<()> {
             rates[semantics].iter().zip(&rates[&Semantics::AtLeastOnce]).map(|(rate, base)| rate / base);
         median(ratios.collect())
     };
-    let slowest = able.iter().map(|semantics| median(rates[semantics].clone())).fold(f64::INFINITY, f64::min);
-    let load = slowest * LOAD;
-    println!("\nlatency at {load:.0} /s, {:.0} % of what the slowest carries", LOAD * 100.0);
+    let of = |semantics: &Semantics| median(rates[semantics].clone());
+    let slowest = *able.iter().min_by(|one, other| of(one).total_cmp(&of(other))).expect("there are some");
+    let load = LOAD * throughput(slowest, &broker, server, Written::Meanwhile, size).await?;
+    println!("\nlatency at {load:.0} /s, {:.0} % of what {} carries", LOAD * 100.0, slowest.as_str());
     println!("{:<17}  {:>12}  {:>7}  {:>9}  {:>9}", "semantics", "throughput", "share", "p50", "p99");
     for semantics in &able {
-        let mut waits = latency(*semantics, &broker, size, load).await?;
+        let mut waits = latency(*semantics, &broker, server, size, load).await?;
         waits.sort_unstable();
         let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize];
         println!(
             "{:<17}  {:>9.0} /s  {:>7.2}  {:>9.1?}  {:>9.1?}",
             semantics.as_str(),
-            median(rates[semantics].clone()),
+            of(semantics),
             shares(semantics),
             at(0.5),
             at(0.99)
@@ -91,14 +91,33 @@ fn attempt(semantics: Semantics) -> Try {
     if semantics == Semantics::None { Try::Unconfirmed } else { Try::Confirmed }
 }
 
-async fn throughput(semantics: Semantics, broker: &Arc<dyn Publisher>, size: Size) -> Result<Duration> {
-    let messages = (0..size.messages).map(|number| arrow::message(size, number));
+/// When messages are written, if they are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    /// All of them wait when the relay starts.
+    Before,
+    /// While it works.
+    Meanwhile,
+}
+
+/// Messages in a second, once a tenth of them is through: then connections are made and claims have grown.
+async fn throughput(
+    semantics: Semantics,
+    broker: &Arc<dyn Publisher>,
+    server: Option<&str>,
+    when: Written,
+    size: Size,
+) -> Result<f64> {
+    let mut messages: Vec<_> = (0..size.messages).map(|number| arrow::message(size, number)).collect();
     let (route, timed) = route(semantics, broker);
+    let first = size.messages / 10;
     if semantics.bypasses_store() {
-        let messages: Vec<_> = messages.collect();
         let direct = Direct::start(vec![(route, attempt(semantics))]);
-        let started = Instant::now();
-        for message in messages {
+        let mut begun = Instant::now();
+        for (number, message) in messages.into_iter().enumerate() {
+            if number == first {
+                begun = Instant::now();
+            }
             // A sender that does not want to lose what is not taken waits by itself.
             while direct.send("main", message.clone()).is_err() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -106,31 +125,46 @@ async fn throughput(semantics: Semantics, broker: &Arc<dyn Publisher>, size: Siz
         }
         direct.drain(Duration::from_secs(60)).await;
         ensure!(timed.count() == size.messages, "{} of {} were confirmed", timed.count(), size.messages);
-        return Ok(started.elapsed());
+        return Ok((size.messages - first) as f64 / begun.elapsed().as_secs_f64());
     }
-    let store = Arc::new(Memory::new(messages.collect())?);
-    let started = Instant::now();
+    let store = Watched::new(server).await?;
+    if when == Written::Before {
+        store.write(std::mem::take(&mut messages)).await?;
+    }
     let relay = Relay::start(store.clone(), vec![route], Settings::default());
-    let together = semantics == Semantics::ExactlyOnce;
-    while (if together { store.sent() } else { timed.count() }) < size.messages
-        || store.sent() < size.messages
-    {
+    let writer = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move { store.write(messages).await }
+    });
+    // In a transaction nothing is confirmed by itself.
+    let done = || match semantics {
+        Semantics::ExactlyOnce => store.sent().len(),
+        _ => store.sent().len().min(timed.count()),
+    };
+    while done() < first {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let took = started.elapsed();
+    let (begun, already) = (Instant::now(), done());
+    while done() < size.messages {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let rate = (size.messages - already) as f64 / begun.elapsed().as_secs_f64();
+    writer.await??;
     relay.drain().await;
-    Ok(took)
+    store.forget().await?;
+    Ok(rate)
 }
 
-/// The time of each message from its writing until the broker has it and, where it is kept, the store knows.
+/// The time of each message from the commit of its writer until the broker has it and, where it is kept, the store knows.
 async fn latency(
     semantics: Semantics,
     broker: &Arc<dyn Publisher>,
+    server: Option<&str>,
     size: Size,
     load: f64,
 ) -> Result<Vec<Duration>> {
     let (route, timed) = route(semantics, broker);
-    let store = Arc::new(Memory::new(Vec::new())?);
+    let store = Watched::new(server).await?;
     let (mut relay, mut direct) = (None, None);
     if semantics.bypasses_store() {
         direct = Some(Direct::start(vec![(route, attempt(semantics))]));
@@ -142,9 +176,11 @@ async fn latency(
     let mut number = 0;
     while started.elapsed() < WARM + MEASURED {
         let due = (started.elapsed().as_secs_f64() * load) as usize;
+        ensure!(due < number + load as usize, "so many messages cannot be written");
+        let due = due.min(number + TOGETHER);
         let portion: Vec<_> = (number..due).map(|number| arrow::message(size, number)).collect();
         number = due.max(number);
-        let (now, counts) = (Instant::now(), started.elapsed() > WARM);
+        let counts = started.elapsed() > WARM;
         let mut taken: Vec<MessageId> = portion.iter().map(|message| message.id).collect();
         match &direct {
             Some(direct) => {
@@ -153,26 +189,30 @@ async fn latency(
                 let sent: Vec<bool> = sent.collect();
                 taken = taken.into_iter().zip(sent).filter(|(_, sent)| *sent).map(|(id, _)| id).collect();
             }
-            None => store.write(portion)?,
+            None => store.write(portion).await?,
         }
+        let now = Instant::now();
         if counts {
             written.extend(taken.into_iter().map(|id| (id, now)));
         }
         tokio::time::sleep(TICK).await;
     }
     let seen = || match semantics.sends_again() {
-        true => store.times(),
+        true => store.sent().clone(),
         false => timed.confirmed.lock().expect("nobody panics while it is held").clone(),
     };
     let waited = Instant::now();
     loop {
         let seen = seen();
-        let waits: Vec<Duration> =
-            seen.iter().filter_map(|(id, at)| Some(at.duration_since(*written.get(id)?))).collect();
+        let waits: Vec<Duration> = seen
+            .iter()
+            .filter_map(|(id, at)| Some(at.saturating_duration_since(*written.get(id)?)))
+            .collect();
         if waits.len() == written.len() {
             if let Some(relay) = relay {
                 relay.drain().await;
             }
+            store.forget().await?;
             return Ok(waits);
         }
         ensure!(waited.elapsed() < Duration::from_secs(60), "{} of {} came", waits.len(), written.len());
