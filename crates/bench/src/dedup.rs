@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use async_trait::async_trait;
 use broker::{Outcome, Outgoing, Publisher, embedded};
+use clap::ValueEnum;
 use inbox::{Consumer, Group, Handler};
 use message::{Message, MessageId};
 use store::hybrid::Hybrid;
 use store::redis::RedisStore;
 use store::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Remembered, Reservation, Work,
+    Remembered, Reservation, Work as Job,
 };
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -26,7 +27,17 @@ use crate::{Size, arrow};
 const CONNECTIONS: usize = 16;
 
 /// What the handler does with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Work {
+    /// It writes a row: the least that there is to do.
+    Row,
+    /// It reads the balance of an account, takes a hundred from it and writes a row, in a transaction.
+    Balance,
+}
+
 const EFFECT: &str = "INSERT INTO effects (message_id, key) VALUES ($1, $2)";
+const READ: &str = "SELECT balance FROM accounts WHERE key = $1 FOR UPDATE";
+const PAY: &str = "UPDATE accounts SET balance = $2 WHERE key = $1";
 
 /// Where a consumer remembers, and what works beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,12 +75,21 @@ impl fmt::Display for Kind {
 }
 
 /// Runs each kind `rounds` times, in turns, and prints the medians.
-pub(crate) async fn run(server: &str, redis: &str, size: Size, rounds: usize, workers: usize) -> Result<()> {
-    for kinds in [&Kind::APART[..], &Kind::TOGETHER] {
+pub(crate) async fn run(
+    server: &str,
+    redis: &str,
+    size: Size,
+    rounds: usize,
+    workers: usize,
+    work: Work,
+) -> Result<()> {
+    // A statement of the settings writes a row, whatever others do.
+    let sorts = [&Kind::APART[..], &Kind::TOGETHER];
+    for kinds in sorts.into_iter().take(if work == Work::Row { 2 } else { 1 }) {
         let mut rates: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
         for round in 1..=rounds {
             for (kind, rates) in kinds.iter().zip(&mut rates) {
-                let (took, calls) = consume(*kind, server, redis, size, workers).await?;
+                let (took, calls) = consume(*kind, server, redis, size, workers, work).await?;
                 let rate = size.messages as f64 / took.as_secs_f64();
                 println!("round {round}  {kind:<16} {rate:>9.0} /s{calls}");
                 rates.push(rate);
@@ -97,6 +117,7 @@ async fn consume(
     redis: &str,
     size: Size,
     workers: usize,
+    work: Work,
 ) -> Result<(Duration, String)> {
     let folder = tempfile::tempdir()?;
     let broker = embedded::Broker::open(embedded::Config::new(folder.path().join("broker.db")))?;
@@ -104,12 +125,18 @@ async fn consume(
     let database = Database::make(server).await?;
     let application = connect(&database.url).await?;
     application
-        .batch_execute("CREATE TABLE effects (position bigserial PRIMARY KEY, message_id uuid, key text)")
+        .batch_execute(
+            "CREATE TABLE effects (position bigserial PRIMARY KEY, message_id uuid, key text);
+             CREATE TABLE accounts (key text PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50)",
+        )
         .await?;
+    for key in 0..size.keys {
+        let key = arrow::message(size, key).key;
+        application.execute("INSERT INTO accounts VALUES ($1, 1000000000)", &[&key]).await?;
+    }
     let rules = InboxRules { acknowledge: false, ..InboxRules::default() };
-    let group =
-        Group::new("bench", memory(kind, &database, redis).await?, handler(kind, &database).await?, rules)
-            .concurrency(workers);
+    let inbox = memory(kind, &database, redis).await?;
+    let group = Group::new("bench", inbox, handler(kind, &database, work).await?, rules).concurrency(workers);
     let group = Arc::new(group);
     let started = Instant::now();
     let consumer = Consumer::new(Arc::clone(&group), Arc::new(broker), vec!["orders".to_owned()]).start();
@@ -179,9 +206,9 @@ async fn memory(kind: Kind, database: &Database, redis: &str) -> Result<Arc<dyn 
     })
 }
 
-/// The same work for all: a row for each message. Apart from the memory, as an application does it by itself; together
-/// with it, as a statement of the settings.
-async fn handler(kind: Kind, database: &Database) -> Result<Handler> {
+/// The same work for all. Apart from the memory, as an application does it by itself; together with it, as a statement
+/// of the settings.
+async fn handler(kind: Kind, database: &Database, work: Work) -> Result<Handler> {
     if Kind::TOGETHER.contains(&kind) {
         let statement = "INSERT INTO effects (message_id, key) VALUES (:id, :key)";
         return Ok(Handler::Sql(statement.to_owned()));
@@ -189,14 +216,24 @@ async fn handler(kind: Kind, database: &Database) -> Result<Handler> {
     let mut workers = Vec::with_capacity(CONNECTIONS);
     for _ in 0..CONNECTIONS {
         let client = connect(&database.url).await?;
-        workers.push((client.prepare(EFFECT).await?, client));
+        let (read, pay, effect) =
+            (client.prepare(READ).await?, client.prepare(PAY).await?, client.prepare(EFFECT).await?);
+        workers.push(tokio::sync::Mutex::new((client, read, pay, effect)));
     }
     let (workers, next) = (Arc::new(workers), Arc::new(AtomicUsize::new(0)));
     Ok(Handler::closure(move |message: Message| {
         let (workers, next) = (Arc::clone(&workers), next.fetch_add(1, Ordering::Relaxed));
         async move {
-            let (statement, client) = &workers[next % CONNECTIONS];
-            client.execute(statement, &[&message.id.0, &message.key]).await.map(drop)
+            let mut worker = workers[next % CONNECTIONS].lock().await;
+            let (client, read, pay, effect) = &mut *worker;
+            if work == Work::Row {
+                return client.execute(&*effect, &[&message.id.0, &message.key]).await.map(drop);
+            }
+            let transaction = client.transaction().await?;
+            let balance: i64 = transaction.query_one(&*read, &[&message.key]).await?.try_get(0)?;
+            transaction.execute(&*pay, &[&message.key, &(balance - 100)]).await?;
+            transaction.execute(&*effect, &[&message.id.0, &message.key]).await?;
+            transaction.commit().await
         }
     }))
 }
@@ -223,7 +260,7 @@ impl Nothing {
 
 #[async_trait]
 impl Inbox for Nothing {
-    async fn check(&self, _: &Work) -> Result<(), Error> {
+    async fn check(&self, _: &Job) -> Result<(), Error> {
         Ok(())
     }
 
@@ -231,7 +268,7 @@ impl Inbox for Nothing {
         &self,
         _: &str,
         arrivals: Vec<Arrival>,
-        _: &Work,
+        _: &Job,
         _: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
         self.work(&arrivals).await.map_err(|error| Error::Broken(error.to_string()))?;

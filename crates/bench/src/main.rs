@@ -120,6 +120,9 @@ enum Scenario {
         /// Messages that are handled at the same time, where the handler works outside the store.
         #[arg(long, default_value_t = 16)]
         workers: usize,
+        /// What the handler does with a message.
+        #[arg(long, value_enum, default_value = "row")]
+        work: dedup::Work,
     },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
     Doorbell {
@@ -169,7 +172,9 @@ async fn main() -> Result<()> {
             semantics::run(&broker, server.as_deref(), size, pairs).await
         }
         #[cfg(feature = "brokers")]
-        Scenario::Dedup { server, redis, workers } => dedup::run(&server, &redis, size, pairs, workers).await,
+        Scenario::Dedup { server, redis, workers, work } => {
+            dedup::run(&server, &redis, size, pairs, workers, work).await
+        }
         Scenario::Doorbell { server, seconds } => {
             postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await
         }

@@ -5,10 +5,11 @@ open_inbox(read(), read_rules(read))
 
 -- The work was done outside under a valid token: that cannot be undone, wherever its key stands by now.
 local function conclude_done(arrival)
-  local _, same = mark_of(arrival)
+  local known, same = mark_of(arrival)
   -- A handler with a transaction of its own made the mark in it: done, not a duplicate.
   if same then return finished(arrival) end
-  return done_before(arrival) or conclude(arrival, 0, { kind = 'done' })
+  if known then return done_before(arrival) end
+  return conclude(arrival, 0, { kind = 'done' })
 end
 
 local receipts = {}
