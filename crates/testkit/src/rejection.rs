@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 /// Cases that run at a time: a server has other things to do, and a case's time limit is for itself.
-const SIDE_BY_SIDE: usize = 16;
+const SIDE_BY_SIDE: usize = 8;
 
 /// Runs `case` to its end, on a runtime of its own.
 ///
