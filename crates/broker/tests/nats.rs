@@ -4,6 +4,8 @@
 mod nats_line;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
@@ -402,6 +404,54 @@ async fn messages_of_other_clients_are_read_and_are_the_same_when_they_come_agai
     let messages =
         |deliveries: &[Delivery]| deliveries.iter().map(|one| one.message.clone()).collect::<Vec<_>>();
     assert_eq!(messages(&came), messages(&again));
+}
+
+/// The client that the nats command is made of, in Go, built on first use.
+fn go_client(folder: &Path) -> PathBuf {
+    let client = folder.join("nats_client");
+    let mut go = Command::new("go");
+    go.args(["build", "-o"]).arg(&client).arg(".").env("CGO_ENABLED", "0");
+    go.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nats_client"));
+    assert!(go.status().expect("go is installed").success(), "the client cannot be built");
+    client
+}
+
+#[tokio::test]
+async fn the_go_client_reads_what_we_publish_and_we_read_what_it_publishes() {
+    let (server_url, prefix) = (url("nats"), prefix());
+    let broker = open(&server_url, &prefix, "");
+    let folder = tempfile::tempdir().expect("a folder for the client");
+    let client = go_client(folder.path());
+    let run = |words: &[&str]| {
+        let output = Command::new(&client).arg(&server_url).args(words).output().expect("it can be run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("it speaks UTF-8")
+    };
+    let message = Message::new("orders", r#"{"total":42}"#).key("customer-7").kind("Placed");
+    let message = message.header("traceparent", "00-1-2-01");
+    assert!(all_confirmed(&broker.publish(vec![Outgoing::new(message.clone(), 7)]).await));
+    let read = run(&["sub", &format!("{prefix}.orders.*"), "1"]);
+    assert!(read.starts_with(&format!("{prefix}.orders.")) && read.contains(r#" {"total":42}"#), "{read}");
+    for header in [
+        &format!("postrider-id: {}", message.id),
+        "postrider-seq: 7",
+        "postrider-key: customer-7",
+        "postrider-type: Placed",
+        "content-type: application/json",
+        "traceparent: 00-1-2-01",
+    ] {
+        assert!(read.contains(&format!("  {header}\n")), "{header}: {read}");
+    }
+    let theirs = ["pub", &format!("{prefix}.orders.0"), "hello", "postrider-key=customer-8", "tenant=x"];
+    run(&theirs);
+    let came = receive(&mut subscribe(&broker, "billing").await, 2).await;
+    let find = |key: &str| {
+        let of_key = |delivery: &&Delivery| delivery.message.key.as_deref() == Some(key);
+        &came.iter().find(of_key).expect("it came").message
+    };
+    assert_eq!(find("customer-7"), &message);
+    let theirs = find("customer-8");
+    assert_eq!((&theirs.payload[..], theirs.headers["tenant"].as_str()), (&b"hello"[..], "x"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

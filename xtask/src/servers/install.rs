@@ -22,7 +22,7 @@ struct Need {
 }
 
 /// What tests use beside the servers, and what their build does.
-const TOOLS: [Need; 5] = [
+const TOOLS: [Need; 6] = [
     Need {
         name: "OpenSSL's headers",
         packages: &["libssl-dev", "pkg-config"],
@@ -34,6 +34,8 @@ const TOOLS: [Need; 5] = [
         there: || Path::new("/usr/lib/python3/dist-packages/psycopg").is_dir(),
     },
     Need { name: "faketime", packages: &["faketime"], there: || find("faketime").is_some() },
+    // It builds the client of somebody who reads what we send to NATS.
+    Need { name: "Go", packages: &["golang-go"], there: || find("go").is_some() },
     Need { name: "kcat", packages: &["kcat"], there: || find("kcat").is_some() },
     Need { name: "pgbouncer", packages: &["pgbouncer"], there: || find("pgbouncer").is_some() },
 ];
