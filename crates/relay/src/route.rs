@@ -109,6 +109,8 @@ pub(crate) struct Way {
 pub(crate) struct Routes {
     ways: Vec<Arc<Way>>,
     channels: Vec<Settle>,
+    /// The first channel is no route's: only what no route takes goes with it.
+    spare: bool,
 }
 
 impl Routes {
@@ -132,8 +134,14 @@ impl Routes {
             let channel = channels.iter().position(here).expect("every route has one");
             Arc::new(Way { guarantees: route.publisher.guarantees(), route, channel })
         };
-        let ways = routes.into_iter().map(way).collect();
-        Self { ways, channels: channels.into_iter().map(|(_, settle)| settle).collect() }
+        let ways: Vec<Arc<Way>> = routes.into_iter().map(way).collect();
+        let spare = !ways.is_empty() && ways.iter().all(|way| way.channel > 0);
+        Self { ways, channels: channels.into_iter().map(|(_, settle)| settle).collect(), spare }
+    }
+
+    /// The channels that routes have; where there is no route, the one that what no route takes goes with.
+    pub(crate) fn used(&self) -> std::ops::Range<usize> {
+        usize::from(self.spare)..self.channels.len()
     }
 
     /// When messages of each channel are settled.
@@ -149,5 +157,41 @@ impl Routes {
         };
         // The first of equals: the order of the configuration.
         self.ways.iter().rev().filter(|way| fit(way).is_some()).max_by_key(fit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use broker::{Outcome, Outgoing};
+
+    use super::*;
+
+    struct Silent;
+
+    #[async_trait]
+    impl Publisher for Silent {
+        fn guarantees(&self) -> Guarantees {
+            Guarantees::default()
+        }
+
+        async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
+            vec![Outcome::Held; batch.len()]
+        }
+    }
+
+    #[test]
+    fn a_channel_that_no_route_has_is_not_worth_a_look_of_its_own() {
+        let used = |settles: &[Settle]| {
+            let routes = settles.iter().enumerate().map(|(number, settle)| Route {
+                settle: *settle,
+                ..Route::new(format!("route-{number}"), &["*"], Arc::new(Silent))
+            });
+            Routes::new(routes.collect()).used()
+        };
+        assert_eq!(used(&[Settle::After, Settle::Together]), 0..2);
+        assert_eq!(used(&[Settle::Together]), 1..2, "the first is for what no route takes");
+        assert_eq!(used(&[Settle::Before, Settle::Together]), 1..3);
+        assert_eq!(used(&[]), 0..1, "without a route somebody has to say so");
     }
 }

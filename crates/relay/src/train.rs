@@ -26,8 +26,10 @@ use crate::{Route, Shared, once};
 /// The first wait of a train that found nothing; doubled each time, up to the poll interval.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
 
-/// While something is on its way, the bell of a busy destination makes the train look for the others so often at most.
+/// While something is on its way, the bell of a busy destination makes the train look for the others so often at most; less
+/// and less often while nothing is there for them.
 const NEXT_LOOK: Duration = Duration::from_millis(2);
+const LAST_LOOK: Duration = Duration::from_millis(16);
 
 /// The wait before a train that panicked starts again.
 const PANICKED: Duration = Duration::from_secs(1);
@@ -68,6 +70,8 @@ struct Train {
     stopping: watch::Receiver<bool>,
     idle: Duration,
     looked: Instant,
+    /// How long after it the bell is heard while something is on its way.
+    next_look: Duration,
     locks: Option<Locks>,
     /// What is on its way: by channel, the lanes it is from.
     away: HashMap<usize, Vec<u16>>,
@@ -97,6 +101,7 @@ impl Train {
             stopping,
             idle: FIRST_WAIT,
             looked: Instant::now(),
+            next_look: NEXT_LOOK,
             locks,
             away: HashMap::new(),
             appetites,
@@ -116,8 +121,10 @@ impl Train {
             if !batches.is_empty() {
                 fail::fail_point!("relay::claimed");
                 self.idle = FIRST_WAIT;
+                self.next_look = NEXT_LOOK;
                 self.depart(batches).await;
             } else if portion.all {
+                self.next_look = (self.next_look * 2).min(LAST_LOOK);
                 self.appetites.rest(|channel| !self.away.contains_key(&channel));
             }
             self.leave().await;
@@ -178,9 +185,10 @@ impl Train {
         }
     }
 
-    /// Whether anything may be claimed: some broker has nothing on the way.
+    /// Whether it is worth a look what there is to claim: some broker has nothing on the way.
     fn has_room(&self) -> bool {
-        self.away.len() < self.shared.routes.channels().len() && !*self.stopping.borrow()
+        let free = |channel| !self.away.contains_key(&channel);
+        self.shared.routes.used().any(free) && !*self.stopping.borrow()
     }
 
     fn order(&self, gates: Gates, portion: &Portion) -> ClaimOrder {
@@ -296,7 +304,7 @@ impl Train {
             wait = wait.min(sooner.max(FIRST_WAIT));
         }
         let room = self.has_room();
-        let quiet = if self.away.is_empty() { self.looked } else { self.looked + NEXT_LOOK };
+        let quiet = if self.away.is_empty() { self.looked } else { self.looked + self.next_look };
         let back = tokio::select! {
             Some(arrived) = self.deliveries.join_next() => Some(arrived),
             () = tokio::time::sleep(wait), if room => {
