@@ -30,7 +30,7 @@ pub(crate) const MISCONFIGURED: Duration = Duration::from_secs(30);
 pub(crate) const BUSY: Duration = Duration::from_secs(1);
 
 /// A batch that is done within this may be larger the next time, up to so many times the least.
-const QUICK: Duration = Duration::from_millis(100);
+const QUICK: Duration = Duration::from_millis(200);
 const LARGEST: usize = 8;
 
 /// How long a broker that may be gone has for a farewell.
@@ -362,10 +362,10 @@ mod tests {
             appetite.now
         };
         assert_eq!(
-            [after(true, 10), after(false, 10), after(true, 99), after(true, 99)],
+            [after(true, 10), after(false, 10), after(true, 199), after(true, 199)],
             [256, 256, 512, 1_024]
         );
-        assert_eq!([after(true, 10), after(true, 200), after(false, 200)], [1_024, 512, 256]);
+        assert_eq!([after(true, 10), after(true, 300), after(false, 300)], [1_024, 512, 256]);
         assert_eq!([after(true, 5_000), after(true, 5_000)], [128, 128]);
         let mut careful = Appetite::new(128, 1);
         careful.learn(true, Duration::ZERO);

@@ -25,6 +25,9 @@ use crate::suspect::Suspects;
 /// The wait between tries to write conclusions while the store is busy.
 const STORE_BUSY: Duration = Duration::from_millis(100);
 
+/// What has ended waits so long for company while other handlers of its batch are at work: many marks are one transaction.
+const COMPANY: Duration = Duration::from_millis(10);
+
 /// A reserved message, by its place in the batch.
 #[derive(Clone, Copy)]
 struct Turn {
@@ -202,8 +205,7 @@ impl<'a> Batch<'a> {
                     }
                 }
             }
-            // Whatever has ended by now shares the next commit.
-            if started.outcomes.recv_many(&mut outcomes, usize::MAX).await == 0 {
+            if !started.ended(&mut outcomes).await {
                 return Ok(held);
             }
             fail_point!("inbox::handled");
@@ -238,6 +240,23 @@ struct Started {
     outcomes: mpsc::UnboundedReceiver<(Turn, Ended)>,
     until: Instant,
     _tasks: JoinSet<()>,
+}
+
+impl Started {
+    /// Waits for some that have ended: they share a commit. `false`: all have.
+    async fn ended(&mut self, outcomes: &mut Vec<(Turn, Ended)>) -> bool {
+        if self.outcomes.recv_many(outcomes, usize::MAX).await == 0 {
+            return false;
+        }
+        let company = tokio::time::sleep(COMPANY);
+        tokio::pin!(company);
+        loop {
+            tokio::select! {
+                more = self.outcomes.recv_many(outcomes, usize::MAX) => if more == 0 { return true },
+                () = &mut company => return true,
+            }
+        }
+    }
 }
 
 #[derive(Clone)]
