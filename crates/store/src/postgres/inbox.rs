@@ -33,7 +33,7 @@ use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Remembered, Reservation, Work,
 };
-use desk::{Desk, Marks};
+use desk::{Desk, Purpose};
 use work::Job;
 pub(super) use work::Statements;
 
@@ -71,7 +71,7 @@ impl Inbox for PostgresStore {
             let tx = self.connections.transaction().await?;
             let result = async {
                 let mut desk =
-                    Desk::open(self, &tx, group, number, rules, arrivals.iter(), Marks::Make).await?;
+                    Desk::open(self, &tx, group, number, rules, arrivals.iter(), Purpose::Process).await?;
                 let receipts = desk.process(&arrivals, &job).await?;
                 desk.finish().await?;
                 Ok(receipts)
@@ -98,7 +98,7 @@ impl Inbox for PostgresStore {
             let tx = self.connections.transaction().await?;
             let result = async {
                 let arrived = arrivals.iter();
-                let mut desk = Desk::open(self, &tx, group, number, rules, arrived, Marks::LookUp).await?;
+                let mut desk = Desk::open(self, &tx, group, number, rules, arrived, Purpose::Reserve).await?;
                 let reservations = desk.reserve(&arrivals, lease).await?;
                 desk.finish().await?;
                 Ok(reservations)
@@ -123,7 +123,8 @@ impl Inbox for PostgresStore {
             let tx = self.connections.transaction().await?;
             let result = async {
                 let arrivals = conclusions.iter().map(|(arrival, ..)| arrival);
-                let mut desk = Desk::open(self, &tx, group, number, rules, arrivals, Marks::Make).await?;
+                let mut desk =
+                    Desk::open(self, &tx, group, number, rules, arrivals, Purpose::Conclude).await?;
                 let receipts = desk.conclude_all(&conclusions).await?;
                 desk.finish().await?;
                 Ok(receipts)

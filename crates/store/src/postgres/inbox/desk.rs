@@ -27,13 +27,16 @@ pub(super) enum Mark {
     Taken,
 }
 
-/// How a transaction learns what is done.
+/// What a transaction is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Marks {
-    /// By making the marks: what is not done in the end is taken back.
-    Make,
-    /// By looking, where nobody else can make a mark meanwhile: whoever does has the key first, or a reservation.
-    LookUp,
+pub(super) enum Purpose {
+    /// To do work.
+    Process,
+    /// To reserve it for others. What is done is looked up where nobody else can make a mark meanwhile: whoever does has the
+    /// key first, or a reservation. Otherwise marks are made, and taken back in the end.
+    Reserve,
+    /// To write down what others did.
+    Conclude,
 }
 
 /// What a transaction adds to the group's counters.
@@ -58,7 +61,7 @@ pub(super) struct Desk<'a> {
     acknowledged: Vec<(message::MessageId, Option<Seq>, String)>,
     /// Whether anything is parked for the group: nearly always not, and then nobody needs to look.
     pub(super) parked: bool,
-    /// Whether anything is reserved for it.
+    /// Whether anything is reserved for it; only who does work asks.
     reservations: bool,
 }
 
@@ -71,7 +74,7 @@ impl<'a> Desk<'a> {
         group: i64,
         rules: &'a InboxRules,
         arrivals: impl Iterator<Item = &'a Arrival>,
-        marks: Marks,
+        purpose: Purpose,
     ) -> Result<Self, Trouble> {
         let key = |arrival: &'a Arrival| {
             Some((arrival.message.topic.as_str(), arrival.message.key.as_deref().filter(|_| rules.ordered)?))
@@ -79,7 +82,7 @@ impl<'a> Desk<'a> {
         let arrivals: Vec<&Arrival> = arrivals.collect();
         let keys: Vec<(&str, &str)> = arrivals.iter().filter_map(|arrival| key(arrival)).collect();
         let (looked_up, marked): (Vec<&Arrival>, Vec<&Arrival>) =
-            arrivals.into_iter().partition(|arrival| marks == Marks::LookUp && key(arrival).is_some());
+            arrivals.into_iter().partition(|arrival| purpose == Purpose::Reserve && key(arrival).is_some());
         let looked_up: Vec<Uuid> = looked_up.into_iter().map(|arrival| arrival.message.id.0).collect();
         let (begun, locked, marked, known) = tokio::join!(biased;
             tx.begin(), lock_keys(tx, group, &keys), mark(tx, group, &marked), done(tx, group, &looked_up));
@@ -87,13 +90,17 @@ impl<'a> Desk<'a> {
         locked?;
         let mut marks = marked?;
         marks.extend(known?);
-        let row = tx
-            .one(
+        let sql = match purpose {
+            Purpose::Process => {
                 "SELECT clock_timestamp(), EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1),
-                        EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1)",
-                &[(&group, Type::INT8)],
-            )
-            .await?;
+                        EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1)"
+            }
+            // Who reserves has many: their index begins with the dead entries of a minute, and nobody here asks.
+            Purpose::Reserve | Purpose::Conclude => {
+                "SELECT clock_timestamp(), EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1), false"
+            }
+        };
+        let row = tx.one(sql, &[(&group, Type::INT8)]).await?;
         Ok(Self {
             store,
             tx,
@@ -319,8 +326,9 @@ impl<'a> Desk<'a> {
         let rows = self
             .tx
             .query(
-                "DELETE FROM inbox_reserved r USING unnest($2::uuid[], $3::uuid[]) AS c(id, token)
-                 WHERE r.grp = $1 AND r.id = c.id AND r.token = c.token AND r.until > $4 RETURNING r.id, r.token",
+                // By their ids first: of a table that is mostly dead rows, no more than these are read.
+                "DELETE FROM inbox_reserved WHERE grp = $1 AND id = ANY ($2) AND until > $4
+                 AND (id, token) IN (SELECT * FROM unnest($2::uuid[], $3::uuid[])) RETURNING id, token",
                 &[
                     (&self.group, Type::INT8),
                     (&ids, Type::UUID_ARRAY),
