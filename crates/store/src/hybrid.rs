@@ -18,7 +18,7 @@ use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Remembered, Reservation, Store, Work,
 };
-use seen::Seen;
+use seen::{Print, Seen};
 
 /// Which Redis, and what it may answer for.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ impl fmt::Debug for Config {
 /// The inbox of a store, behind what Redis has seen.
 pub struct Hybrid {
     store: Arc<dyn Store>,
-    seen: Seen,
+    seen: Arc<Seen>,
 }
 
 impl fmt::Debug for Hybrid {
@@ -75,49 +75,66 @@ impl Hybrid {
     /// # Errors
     /// When it could never work, with what to change.
     pub fn new(store: Arc<dyn Store>, config: &Config) -> Result<Self, Error> {
-        Ok(Self { store, seen: Seen::new(config)? })
+        Ok(Self { store, seen: Arc::new(Seen::new(config)?) })
     }
 
     /// Parts `arrivals` into those that Redis has seen and those that the store must look at.
     async fn part(&self, group: &str, arrivals: Vec<Arrival>, rules: &InboxRules) -> Result<Parted, Error> {
-        let seen = self.seen.look(group, &arrivals).await;
-        let (known, rest): (Vec<_>, Vec<_>) = arrivals.into_iter().zip(&seen).partition(|(_, seen)| **seen);
-        if rules.acknowledge && !known.is_empty() {
+        let prints: Vec<Print> = arrivals.iter().map(|arrival| self.seen.print(group, arrival)).collect();
+        let seen = self.seen.look(group, &prints).await;
+        if rules.acknowledge && seen.contains(&true) {
             // The store may have refused it the first time, while the relay had not yet said that it was sent.
-            let known = known.iter().map(|(arrival, _)| (arrival.message.id, group.to_owned())).collect();
+            let known = arrivals.iter().zip(&seen).filter(|(_, seen)| **seen);
+            let known = known.map(|(arrival, _)| (arrival.message.id, group.to_owned())).collect();
             self.store.acknowledge(known).await?;
         }
-        Ok(Parted { rest: rest.into_iter().map(|(arrival, _)| arrival).collect(), seen })
+        let rest = arrivals.into_iter().zip(prints).zip(&seen).filter(|(_, seen)| !**seen);
+        let (rest, prints) = rest.map(|(arrived, _)| arrived).unzip();
+        Ok(Parted { rest, prints, seen })
     }
 
     /// Tells Redis what the store has done, and what it was not asked.
-    async fn note<'a>(
+    fn note<'a>(
         &self,
         group: &str,
-        receipts: impl Iterator<Item = (&'a Arrival, Option<&'a Receipt>)>,
+        prints: Vec<Print>,
+        receipts: impl Iterator<Item = Option<&'a Receipt>>,
         duplicates: usize,
     ) {
         let is_done = |receipt: &Receipt| matches!(receipt, Receipt::Done | Receipt::Duplicate);
-        let done = receipts.filter(|(_, receipt)| receipt.is_some_and(is_done));
-        self.seen.note(group, done.map(|(arrival, _)| arrival), duplicates).await;
+        let done = prints.into_iter().zip(receipts).filter(|(_, receipt)| receipt.is_some_and(is_done));
+        self.seen.note(group, done.map(|(print, _)| print), duplicates);
     }
 }
 
 /// Arrivals, and which of them Redis has seen.
 struct Parted {
+    /// Those that it has not, and what it knows them by.
     rest: Vec<Arrival>,
+    prints: Vec<Print>,
     seen: Vec<bool>,
 }
 
 impl Parted {
+    /// What the store must look at, if anything.
+    fn take_rest(&mut self) -> Option<Vec<Arrival>> {
+        Some(std::mem::take(&mut self.rest)).filter(|rest| !rest.is_empty())
+    }
+
+    /// What Redis knows the rest by.
+    fn take_prints(&mut self) -> Vec<Print> {
+        std::mem::take(&mut self.prints)
+    }
+
     fn duplicates(&self) -> usize {
         self.seen.iter().filter(|seen| **seen).count()
     }
 
     /// The store's answers for the rest in their places, and `duplicate` for each that was seen.
     fn join<T: Clone>(&self, answers: Vec<T>, duplicate: &T) -> Result<Vec<T>, Error> {
-        if answers.len() != self.rest.len() {
-            let (asked, got) = (self.rest.len(), answers.len());
+        let asked = self.seen.len() - self.duplicates();
+        if answers.len() != asked {
+            let got = answers.len();
             return Err(Error::Broken(format!("{got} answers came for {asked} arrivals")));
         }
         let mut answers = answers.into_iter();
@@ -139,13 +156,12 @@ impl Inbox for Hybrid {
         work: &Work,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let parted = self.part(group, arrivals, rules).await?;
-        let receipts = match parted.rest.is_empty() {
-            true => Vec::new(),
-            false => self.store.process(group, parted.rest.clone(), work, rules).await?,
+        let mut parted = self.part(group, arrivals, rules).await?;
+        let receipts = match parted.take_rest() {
+            None => Vec::new(),
+            Some(rest) => self.store.process(group, rest, work, rules).await?,
         };
-        let done = parted.rest.iter().zip(receipts.iter().map(Some));
-        self.note(group, done, parted.duplicates()).await;
+        self.note(group, parted.take_prints(), receipts.iter().map(Some), parted.duplicates());
         parted.join(receipts, &Receipt::Duplicate)
     }
 
@@ -156,18 +172,16 @@ impl Inbox for Hybrid {
         lease: Duration,
         rules: &InboxRules,
     ) -> Result<Vec<Reservation>, Error> {
-        let parted = self.part(group, arrivals, rules).await?;
-        let answers = match parted.rest.is_empty() {
-            true => Vec::new(),
-            false => self.store.reserve(group, parted.rest.clone(), lease, rules).await?,
+        let mut parted = self.part(group, arrivals, rules).await?;
+        let answers = match parted.take_rest() {
+            None => Vec::new(),
+            Some(rest) => self.store.reserve(group, rest, lease, rules).await?,
         };
-        let receipt = |answer| match answer {
+        let settled = answers.iter().map(|answer| match answer {
             Reservation::Settled(receipt) => Some(receipt),
             Reservation::Granted(_) => None,
-        };
-        let settled: Vec<Option<Receipt>> = answers.iter().cloned().map(receipt).collect();
-        let done = parted.rest.iter().zip(settled.iter().map(Option::as_ref));
-        self.note(group, done, parted.duplicates()).await;
+        });
+        self.note(group, parted.take_prints(), settled, parted.duplicates());
         parted.join(answers, &Reservation::Settled(Receipt::Duplicate))
     }
 
@@ -177,9 +191,10 @@ impl Inbox for Hybrid {
         conclusions: Vec<(Arrival, Uuid, Handled)>,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let arrivals: Vec<Arrival> = conclusions.iter().map(|(arrival, ..)| arrival.clone()).collect();
+        let prints = conclusions.iter().map(|(arrival, ..)| self.seen.print(group, arrival));
+        let prints: Vec<Print> = prints.collect();
         let receipts = self.store.conclude(group, conclusions, rules).await?;
-        self.note(group, arrivals.iter().zip(receipts.iter().map(Some)), 0).await;
+        self.note(group, prints, receipts.iter().map(Some), 0);
         Ok(receipts)
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, FromRedisValue, RedisError, ScriptInvocation};
+use redis::{AsyncConnectionConfig, Client, FromRedisValue, Pipeline, RedisError, ScriptInvocation};
 
 use crate::Error;
 
@@ -55,9 +55,27 @@ impl Link {
     /// # Cancel safety
     /// A call that is dropped may have run.
     pub async fn invoke<T: FromRedisValue>(&self, call: &ScriptInvocation<'_>) -> Result<T, Error> {
+        self.within_patience(async |connection| call.invoke_async(connection).await).await
+    }
+
+    /// Runs commands, one after the other and in one trip.
+    ///
+    /// # Errors
+    /// As [`invoke`](Self::invoke): any of them may have run.
+    ///
+    /// # Cancel safety
+    /// A call that is dropped may have run.
+    pub async fn ask<T: FromRedisValue>(&self, commands: &Pipeline) -> Result<T, Error> {
+        self.within_patience(async |connection| commands.query_async(connection).await).await
+    }
+
+    async fn within_patience<T>(
+        &self,
+        call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+    ) -> Result<T, Error> {
         let answer = async {
             let mut connection = self.connect().await?;
-            call.invoke_async(&mut connection).await
+            call(&mut connection).await
         };
         let reason = match tokio::time::timeout(self.patience, answer).await {
             Ok(Ok(answer)) => return Ok(answer),

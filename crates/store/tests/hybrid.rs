@@ -97,7 +97,14 @@ impl World {
     }
 
     async fn process(&self, arrivals: &[Arrival]) -> Vec<Receipt> {
-        self.inbox.process(GROUP, arrivals.to_vec(), &Work::Mark, &rules()).await.expect("an answer")
+        let receipts = self.inbox.process(GROUP, arrivals.to_vec(), &Work::Mark, &rules()).await;
+        self.noted().await;
+        receipts.expect("an answer")
+    }
+
+    /// Redis is told while others go on; whoever asks it anything waits for that.
+    async fn noted(&self) {
+        self.inbox.inbox_counts(GROUP).await.expect("counts");
     }
 
     /// What SQL itself was asked about.
@@ -205,12 +212,14 @@ async fn only_what_is_committed_is_noted_as_seen() {
     };
     let down = Handled::Unavailable { error: "down".to_owned() };
     conclude(token, down).await.expect("an answer");
+    world.noted().await;
     assert_eq!(world.server.keys(), Vec::<String>::new());
     let Reservation::Granted(token) = reserve().await.expect("an answer").remove(0) else {
         panic!("it is free again")
     };
     assert_eq!(world.server.keys(), Vec::<String>::new());
     assert_eq!(conclude(token, Handled::Done).await.expect("an answer"), [Receipt::Done]);
+    world.noted().await;
     assert_eq!(world.server.keys().len(), 1);
     assert_eq!(reserve().await.expect("an answer"), [Reservation::Settled(Receipt::Duplicate)]);
 }

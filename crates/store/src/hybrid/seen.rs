@@ -4,10 +4,11 @@
 //! messages do not wait for it one after another.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use redis::{Script, ScriptInvocation};
+use redis::Pipeline;
+use tokio::task::JoinHandle;
 
 use super::Config;
 use crate::column::{digest, millis};
@@ -22,8 +23,6 @@ pub(super) struct Seen {
     link: Link,
     scope: String,
     keep: Duration,
-    look: Script,
-    note: Script,
     state: Mutex<State>,
 }
 
@@ -31,16 +30,47 @@ pub(super) struct Seen {
 struct State {
     /// Redis did not answer: it is not asked before then.
     away_until: Option<Instant>,
-    duplicates: HashMap<String, Duplicates>,
+    groups: HashMap<String, Known>,
+    /// Notes on their way.
+    noting: Vec<JoinHandle<()>>,
 }
 
-/// Duplicates of a group that the store was not asked about.
+/// What is known of a group.
 #[derive(Debug, Default)]
-struct Duplicates {
-    /// By the last word of Redis; it does not fall when Redis is flushed.
+struct Known {
+    /// Duplicates that the store was not asked about, by the last word of Redis; it does not fall when Redis is flushed.
     counted: u64,
     /// Those that Redis could not be told of yet.
     untold: u64,
+    /// What Redis said last.
+    said: Option<Said>,
+}
+
+/// The time of Redis and how long the group keeps ids, both in milliseconds, when it was asked last.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    asked: Instant,
+    now: i64,
+    keep: i64,
+}
+
+/// A message as Redis knows it.
+pub(super) struct Print {
+    key: String,
+    digest: Vec<u8>,
+}
+
+impl Print {
+    /// What is kept of it.
+    fn value(&self, at: i64) -> Vec<u8> {
+        [&self.digest[..], at.to_string().as_bytes()].concat()
+    }
+
+    /// Whether `known` was kept of the same content, no longer ago than ids are kept.
+    fn is_in(&self, known: &[u8], said: Said) -> bool {
+        let at = known.strip_prefix(&self.digest[..]).and_then(|at| str::from_utf8(at).ok()?.parse().ok());
+        at.is_some_and(|at: i64| said.now - at < said.keep)
+    }
 }
 
 impl Seen {
@@ -54,70 +84,100 @@ impl Seen {
             link: Link::new(&config.url, config.patience)?,
             scope: config.scope.clone(),
             keep: config.keep,
-            look: Script::new(include_str!("look.lua")),
-            note: Script::new(include_str!("note.lua")),
             state: Mutex::default(),
         })
     }
 
-    /// Which of `arrivals` the store has done before, as far as Redis knows.
-    pub(super) async fn look(&self, group: &str, arrivals: &[Arrival]) -> Vec<bool> {
-        let mut call = self.look.prepare_invoke();
-        call.key(self.group_key(group)).arg(millis(self.keep));
-        for arrival in arrivals {
-            call.key(self.id_key(group, arrival)).arg(digest(arrival));
-        }
-        match self.ask::<(Vec<u8>, u64)>(&call).await {
-            Some((seen, counted)) if seen.len() == arrivals.len() => {
-                self.change(group, |known| known.counted = known.counted.max(counted));
-                seen.into_iter().map(|seen| seen == 1).collect()
-            }
-            _ => vec![false; arrivals.len()],
-        }
+    /// What Redis is asked about an arrival.
+    pub(super) fn print(&self, group: &str, arrival: &Arrival) -> Print {
+        // The length keeps scope and group apart, whatever they are made of.
+        let (scope, id) = (&self.scope, arrival.message.id);
+        let key = format!("postrider:seen:id:{}:{scope}:{group}:{id}", scope.len());
+        Print { key, digest: digest(arrival) }
     }
 
-    /// The store has done these, and `duplicates` were answered without it.
-    pub(super) async fn note(&self, group: &str, done: impl Iterator<Item = &Arrival>, duplicates: usize) {
-        let done: Vec<&Arrival> = done.collect();
-        if done.is_empty() && duplicates == 0 {
-            return;
+    /// Which of these the store has done before, as far as Redis knows. What was noted here before is known.
+    pub(super) async fn look(&self, group: &str, prints: &[Print]) -> Vec<bool> {
+        let noting = std::mem::take(&mut self.state().noting);
+        for noted in noting {
+            let _ = noted.await;
+        }
+        let mut call = redis::pipe();
+        // One key that nobody has: a question without any is none.
+        call.cmd("MGET").arg("postrider:seen");
+        for print in prints {
+            call.arg(&print.key);
+        }
+        // After the ids: what the group said of them since then counts.
+        call.cmd("HMGET").arg(self.group_key(group)).arg("keep").arg("duplicates").cmd("TIME");
+        type Answer = (Vec<Option<Vec<u8>>>, (Option<i64>, Option<u64>), (i64, i64));
+        let asked = Instant::now();
+        let Some((known, (keep, counted), (seconds, micros))) = self.ask::<Answer>(&call).await else {
+            return vec![false; prints.len()];
+        };
+        let (now, keep) = (seconds * 1_000 + micros / 1_000, keep.unwrap_or_else(|| millis(self.keep)));
+        let said = Said { asked, now, keep };
+        self.change(group, |group| {
+            group.counted = group.counted.max(counted.unwrap_or(0));
+            group.said = Some(said);
+        });
+        let mut known = known.into_iter().skip(1);
+        let is_in = |print: &Print| known.next().flatten().is_some_and(|known| print.is_in(&known, said));
+        prints.iter().map(is_in).collect()
+    }
+
+    /// The store has done these, and `duplicates` were answered without it. Nobody waits until Redis knows; what was noted
+    /// before keeps its time.
+    pub(super) fn note(self: &Arc<Self>, group: &str, done: impl Iterator<Item = Print>, duplicates: usize) {
+        let mut call = redis::pipe();
+        // Whoever was never told the time cannot say when.
+        if let Some(said) = self.change(group, |group| group.said).filter(|said| said.keep > 0) {
+            // A process that was stopped in between is behind, and what it notes ends sooner.
+            let now = said.now + millis(said.asked.elapsed());
+            for print in done {
+                let value = print.value(now);
+                call.cmd("SET").arg(print.key).arg(value).arg("PX").arg(said.keep).arg("NX").ignore();
+            }
         }
         // Taken out while they are told, so that nobody else tells them too.
-        let untold = self.change(group, |known| std::mem::take(&mut known.untold)) + duplicates as u64;
-        let mut call = self.note.prepare_invoke();
-        call.key(self.group_key(group)).arg(millis(self.keep)).arg("").arg(untold);
-        for arrival in done {
-            call.key(self.id_key(group, arrival)).arg(digest(arrival));
+        let untold = self.change(group, |group| std::mem::take(&mut group.untold)) + duplicates as u64;
+        if call.is_empty() && untold == 0 {
+            return;
         }
-        match self.ask::<u64>(&call).await {
-            Some(counted) => self.change(group, |known| known.counted = known.counted.max(counted)),
-            None => self.change(group, |known| known.untold += untold),
-        }
+        call.cmd("HINCRBY").arg(self.group_key(group)).arg("duplicates").arg(untold);
+        let (seen, group) = (Arc::clone(self), group.to_owned());
+        let noting = tokio::spawn(async move {
+            match seen.ask::<(u64,)>(&call).await {
+                Some((counted,)) => seen.change(&group, |group| group.counted = group.counted.max(counted)),
+                None => seen.change(&group, |group| group.untold += untold),
+            }
+        });
+        self.state().noting.push(noting);
     }
 
     /// The group keeps its ids for this long from now on.
     pub(super) async fn keep(&self, group: &str, keep: Duration) {
-        let mut call = self.note.prepare_invoke();
-        call.key(self.group_key(group)).arg(millis(self.keep)).arg(millis(keep)).arg(0);
-        let _: Option<u64> = self.ask(&call).await;
+        let mut call = redis::pipe();
+        call.cmd("HSET").arg(self.group_key(group)).arg("keep").arg(millis(keep)).ignore();
+        let _: Option<()> = self.ask(&call).await;
     }
 
     /// How many duplicates of the group were answered without the store.
     pub(super) async fn duplicates(&self, group: &str) -> u64 {
         self.look(group, &[]).await;
-        self.change(group, |known| known.counted + known.untold)
+        self.change(group, |group| group.counted + group.untold)
     }
 
-    fn change<T>(&self, group: &str, change: impl FnOnce(&mut Duplicates) -> T) -> T {
-        change(self.state().duplicates.entry(group.to_owned()).or_default())
+    fn change<T>(&self, group: &str, change: impl FnOnce(&mut Known) -> T) -> T {
+        change(self.state().groups.entry(group.to_owned()).or_default())
     }
 
     /// Asks Redis; nothing when it does not answer, or did not a moment ago.
-    async fn ask<T: redis::FromRedisValue>(&self, call: &ScriptInvocation<'_>) -> Option<T> {
+    async fn ask<T: redis::FromRedisValue>(&self, call: &Pipeline) -> Option<T> {
         if self.state().away_until.is_some_and(|until| until > Instant::now()) {
             return None;
         }
-        let answer = self.link.invoke(call).await;
+        let answer = self.link.ask(call).await;
         let mut state = self.state();
         match answer {
             Ok(answer) => {
@@ -136,13 +196,8 @@ impl Seen {
         }
     }
 
-    /// The length keeps scope and group apart, whatever they are made of.
     fn group_key(&self, group: &str) -> String {
         format!("postrider:seen:group:{}:{}:{group}", self.scope.len(), self.scope)
-    }
-
-    fn id_key(&self, group: &str, arrival: &Arrival) -> String {
-        format!("postrider:seen:id:{}:{}:{group}:{}", self.scope.len(), self.scope, arrival.message.id)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
