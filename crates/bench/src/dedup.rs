@@ -74,7 +74,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Runs each kind `rounds` times, in turns, and prints the medians.
+/// Runs each kind `rounds` times, in turns and every other round backwards, and prints the medians.
 pub(crate) async fn run(
     server: &str,
     redis: &str,
@@ -88,7 +88,11 @@ pub(crate) async fn run(
     for kinds in sorts.into_iter().take(if work == Work::Row { 2 } else { 1 }) {
         let mut rates: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
         for round in 1..=rounds {
-            for (kind, rates) in kinds.iter().zip(&mut rates) {
+            let mut order: Vec<_> = kinds.iter().zip(&mut rates).collect();
+            if round.is_multiple_of(2) {
+                order.reverse();
+            }
+            for (kind, rates) in order {
                 let (took, calls) = consume(*kind, server, redis, size, workers, work).await?;
                 let rate = size.messages as f64 / took.as_secs_f64();
                 println!("round {round}  {kind:<16} {rate:>9.0} /s{calls}");

@@ -107,6 +107,9 @@ enum Scenario {
         /// promise costs is all that is seen.
         #[arg(long)]
         server: Option<String>,
+        /// Only these, beside at-least-once.
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<message::Semantics>,
     },
     #[cfg(feature = "brokers")]
     /// A consumer without a memory of ids, beside the same with one in PostgreSQL, in Redis and in both.
@@ -168,8 +171,8 @@ async fn main() -> Result<()> {
             compare(size, pairs, async || publish::run(&broker, size, &settings, headers).await).await
         }
         #[cfg(feature = "brokers")]
-        Scenario::Semantics { broker, server } => {
-            semantics::run(&broker, server.as_deref(), size, pairs).await
+        Scenario::Semantics { broker, server, only } => {
+            semantics::run(&broker, server.as_deref(), &only, size, pairs).await
         }
         #[cfg(feature = "brokers")]
         Scenario::Dedup { server, redis, workers, work } => {

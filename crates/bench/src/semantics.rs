@@ -13,6 +13,9 @@ use relay::{Direct, Relay, Route, Settings, Settle, Try};
 use crate::watched::{TOGETHER, Watched};
 use crate::{Size, arrow};
 
+/// What the others are compared with.
+const BASE: Semantics = Semantics::AtLeastOnce;
+
 /// Of what a promise can carry, so much is offered while latency is measured.
 const LOAD: f64 = 0.7;
 
@@ -25,8 +28,15 @@ const WARM: Duration = Duration::from_secs(2);
 /// Between two portions of the steady load.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Runs all six `rounds` times and prints the medians.
-pub(crate) async fn run(url: &str, server: Option<&str>, size: Size, rounds: usize) -> Result<()> {
+/// Runs them `rounds` times and prints the medians: all six, or `only` some of them beside at-least-once. Every other round
+/// goes through them backwards, so that none is always the one that comes after the others.
+pub(crate) async fn run(
+    url: &str,
+    server: Option<&str>,
+    only: &[Semantics],
+    size: Size,
+    rounds: usize,
+) -> Result<()> {
     let nowhere = Surroundings { file: "none.db".into(), max_payload: 1 << 20 };
     let name = format!("bench{:08x}", rand::random::<u32>());
     let joint = if url.contains('?') { '&' } else { '?' };
@@ -34,43 +44,76 @@ pub(crate) async fn run(url: &str, server: Option<&str>, size: Size, rounds: usi
     let broker = broker::open(&format!("{url}{joint}prefix={name}{groups}"), &nowhere)?.publisher;
     let able: Vec<Semantics> = Semantics::ALL
         .into_iter()
+        .filter(|semantics| only.is_empty() || only.contains(semantics) || *semantics == BASE)
         .filter(|semantics| *semantics != Semantics::ExactlyOnce || broker.transactions().is_some())
         .collect();
     let first = broker.publish(vec![Outgoing::new(arrow::message(size, 0), 0)]).await;
     ensure!(first == [Outcome::Confirmed], "{first:?}");
+    let order = |round: usize| -> Vec<Semantics> {
+        let backwards = able.iter().rev().copied().collect();
+        if round.is_multiple_of(2) { backwards } else { able.clone() }
+    };
 
-    let mut rates: HashMap<Semantics, Vec<f64>> = HashMap::new();
+    let mut rates = Rounds::default();
     for round in 1..=rounds {
-        for semantics in &able {
-            let rate = throughput(*semantics, &broker, server, Written::Before, size).await?;
+        for semantics in order(round) {
+            let rate = throughput(semantics, &broker, server, Written::Before, size).await?;
             println!("round {round}  {:<17} {rate:>9.0} /s", semantics.as_str());
-            rates.entry(*semantics).or_default().push(rate);
+            rates.add(semantics, rate);
         }
     }
-    let shares = |semantics: &Semantics| {
-        let ratios =
-            rates[semantics].iter().zip(&rates[&Semantics::AtLeastOnce]).map(|(rate, base)| rate / base);
-        median(ratios.collect())
-    };
-    let of = |semantics: &Semantics| median(rates[semantics].clone());
-    let slowest = *able.iter().min_by(|one, other| of(one).total_cmp(&of(other))).expect("there are some");
+    let slowest = able.iter().copied().min_by(|one, other| rates.of(*one).total_cmp(&rates.of(*other)));
+    let slowest = slowest.expect("at-least-once is always among them");
     let load = LOAD * throughput(slowest, &broker, server, Written::Meanwhile, size).await?;
     println!("\nlatency at {load:.0} /s, {:.0} % of what {} carries", LOAD * 100.0, slowest.as_str());
-    println!("{:<17}  {:>12}  {:>7}  {:>9}  {:>9}", "semantics", "throughput", "share", "p50", "p99");
-    for semantics in &able {
-        let mut waits = latency(*semantics, &broker, server, size, load).await?;
-        waits.sort_unstable();
-        let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize];
+    let (mut halves, mut nearly_all) = (Rounds::default(), Rounds::default());
+    for round in 1..=rounds {
+        for semantics in order(round) {
+            let mut waits = latency(semantics, &broker, server, size, load).await?;
+            waits.sort_unstable();
+            let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
+            let (half, most) = (at(0.5), at(0.99));
+            println!("round {round}  {:<17} p50 {half:>7.1} ms  p99 {most:>7.1} ms", semantics.as_str());
+            halves.add(semantics, half);
+            nearly_all.add(semantics, most);
+        }
+    }
+    println!(
+        "\n{:<17}  {:>12}  {:>6}  {:>10}  {:>10}  {:>8}",
+        "semantics", "throughput", "share", "p50", "p99", "multiple"
+    );
+    for semantics in able {
         println!(
-            "{:<17}  {:>9.0} /s  {:>7.2}  {:>9.1?}  {:>9.1?}",
+            "{:<17}  {:>9.0} /s  {:>6.2}  {:>7.1} ms  {:>7.1} ms  {:>8.2}",
             semantics.as_str(),
-            of(semantics),
-            shares(semantics),
-            at(0.5),
-            at(0.99)
+            rates.of(semantics),
+            rates.beside_base(semantics),
+            halves.of(semantics),
+            nearly_all.of(semantics),
+            nearly_all.beside_base(semantics),
         );
     }
     Ok(())
+}
+
+/// What was measured of each, round by round.
+#[derive(Default)]
+struct Rounds(HashMap<Semantics, Vec<f64>>);
+
+impl Rounds {
+    fn add(&mut self, semantics: Semantics, value: f64) {
+        self.0.entry(semantics).or_default().push(value);
+    }
+
+    /// The median.
+    fn of(&self, semantics: Semantics) -> f64 {
+        median(self.0[&semantics].clone())
+    }
+
+    /// The median of what it is to at-least-once in the same round.
+    fn beside_base(&self, semantics: Semantics) -> f64 {
+        median(self.0[&semantics].iter().zip(&self.0[&BASE]).map(|(value, base)| value / base).collect())
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
