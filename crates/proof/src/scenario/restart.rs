@@ -158,8 +158,12 @@ impl Scenario for Restart {
         let drained = back.elapsed();
         let counts = ground.shop().store().counts().await?;
         ensure!(counts.dead == 0, "an outage of the broker is nobody's fault, and {} are Dead", counts.dead);
-        let spent = attempts(&*ground.shop().store()).await?;
-        ensure!(spent == 0, "an outage of the broker is nobody's fault, and {spent} attempts were spent");
+        let (spent, error) = attempts(&*ground.shop().store()).await?;
+        ensure!(
+            spent == 0,
+            "an outage of the broker is nobody's fault, and {spent} attempts were spent: {}",
+            error.unwrap_or_default()
+        );
         let report = nemesis.finish(vec![writer], others).await?;
         place.close().await?;
         let name = &self.broker;
@@ -168,13 +172,19 @@ impl Scenario for Restart {
     }
 }
 
-/// Attempts that all messages together have spent.
-async fn attempts(store: &dyn Store) -> Result<u64> {
-    let (mut spent, mut page) = (0, Page { after: None, limit: 1_000, newest_first: false });
+/// Attempts that all messages together have spent, and why one of them.
+async fn attempts(store: &dyn Store) -> Result<(u64, Option<String>)> {
+    let (mut spent, mut error) = (0, None);
+    let mut page = Page { after: None, limit: 1_000, newest_first: false };
     loop {
         let Paged { items, next } = store.list(&Filter::default(), page).await?;
-        spent += items.iter().map(|record| u64::from(record.state.attempts)).sum::<u64>();
-        let Some(next) = next else { return Ok(spent) };
+        for record in items.iter().filter(|record| record.state.attempts > 0) {
+            spent += u64::from(record.state.attempts);
+            if error.is_none() {
+                error = store.attempts(record.message.id).await?.into_iter().next_back().map(|one| one.error);
+            }
+        }
+        let Some(next) = next else { return Ok((spent, error)) };
         page.after = Some(next);
     }
 }
