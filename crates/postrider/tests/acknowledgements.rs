@@ -1,4 +1,4 @@
-//! Acknowledgements by HTTP over a way that loses, doubles and delays them.
+//! Acknowledgements, by HTTP and by a topic, over a way that loses, doubles and delays them.
 
 #![cfg(unix)]
 
@@ -10,21 +10,52 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use harness::{Folder, raw, until};
+use broker::{Outcome, Outgoing, Publisher, Subscriber};
+use harness::{Folder, Server, raw, until};
+use message::MessageId;
+use postrider::embedded::{Broker, Config};
 
 const MESSAGES: usize = 100;
 
-/// What became of requests on the way.
+/// Longer than the relay waits for an acknowledgement.
+const LATE: Duration = Duration::from_millis(1_300);
+
+/// How every fifth acknowledgement is treated, by turns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Lost,
+    /// The producer hears it, and whoever said it does not know.
+    Unanswered,
+    Doubled,
+    /// After the relay has sent the message again.
+    Late,
+    Carried,
+}
+
+/// What became of acknowledgements on the way.
 #[derive(Default)]
 struct Way {
-    requests: AtomicUsize,
+    seen: AtomicUsize,
     lost: AtomicUsize,
     doubled: AtomicUsize,
     late: AtomicUsize,
 }
 
 impl Way {
-    /// Takes connections for `producer` and treats every fifth request badly, in four ways.
+    /// What becomes of the next one.
+    fn next(&self) -> Fate {
+        let (fate, count) = match self.seen.fetch_add(1, Ordering::Relaxed) % 20 {
+            0 => (Fate::Lost, &self.lost),
+            5 => (Fate::Unanswered, &self.lost),
+            10 => (Fate::Doubled, &self.doubled),
+            15 => (Fate::Late, &self.late),
+            _ => return Fate::Carried,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        fate
+    }
+
+    /// Takes connections for `producer`.
     fn open(producer: &str) -> (String, Arc<Self>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = format!("http://{}", listener.local_addr().expect("it is bound"));
@@ -42,32 +73,52 @@ impl Way {
 
     fn carry(&self, mut connection: TcpStream, producer: &str) {
         let Some(request) = read(&connection) else { return };
-        let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        match number % 20 {
-            // The request is lost.
-            0 => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-                return;
-            }
-            // Its answer is: it will be asked again.
-            5 => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
+        match self.next() {
+            Fate::Lost => return,
+            Fate::Unanswered => {
                 raw(producer, &request);
                 return;
             }
-            10 => {
-                self.doubled.fetch_add(1, Ordering::Relaxed);
-                raw(producer, &request);
-            }
-            // After the relay has sent the message again.
-            15 => {
-                self.late.fetch_add(1, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(1_300));
-            }
-            _ => {}
+            Fate::Doubled => drop(raw(producer, &request)),
+            Fate::Late => std::thread::sleep(LATE),
+            Fate::Carried => {}
         }
         let _ = connection.write_all(raw(producer, &request).as_bytes());
     }
+
+    /// Carries what is said in the topic `done` of one broker to that of another, for as long as the test runs.
+    async fn bridge(self: Arc<Self>, from: Broker, to: Broker) {
+        let topics = ["done".to_owned()];
+        let mut heard = Subscriber::subscribe(&from, "bridge", &topics).await.expect("it can be heard");
+        loop {
+            let deliveries = heard.receive(10).await.expect("it can be heard");
+            let positions: Vec<_> = deliveries.iter().map(|delivery| delivery.position).collect();
+            for mut message in deliveries.into_iter().map(|delivery| delivery.message) {
+                match self.next() {
+                    // Nobody answers for what is in a topic.
+                    Fate::Lost | Fate::Unanswered => continue,
+                    Fate::Doubled => say(&to, message.clone()).await,
+                    Fate::Late => {
+                        let to = to.clone();
+                        tokio::spawn(async move {
+                            tokio::time::sleep(LATE).await;
+                            say(&to, message).await;
+                        });
+                        continue;
+                    }
+                    Fate::Carried => {}
+                }
+                // A message of its own, as if it had been said twice.
+                message.id = MessageId::new();
+                say(&to, message).await;
+            }
+            heard.acknowledge(&positions).await.expect("it can be heard");
+        }
+    }
+}
+
+async fn say(to: &Broker, message: message::Message) {
+    assert_eq!(to.publish(vec![Outgoing::new(message, 0)]).await, [Outcome::Confirmed]);
 }
 
 /// A whole request, with the wish to close the connection after it.
@@ -95,40 +146,90 @@ fn read(connection: &TcpStream) -> Option<String> {
     Some(format!("{head}connection: close\r\n\r\n{}", String::from_utf8(body).ok()?))
 }
 
+/// A producer and, in another process with a store of its own, the ledger that acknowledges to it.
+struct World {
+    there: Folder,
+    here: Folder,
+}
+
+impl World {
+    const GROUPS: &str = "[consumers.ledger]\nbroker = \"main\"\ntopics = [\"order-events\"]\n\
+        acknowledge = { timeout = \"1s\", check_every = \"200ms\", max_redeliveries = 100 }\n";
+
+    fn new(producer: &str) -> Self {
+        Self { there: Folder::with(&format!("{producer}{}", Self::GROUPS)), here: Folder::new() }
+    }
+
+    /// Starts the ledger, which acknowledges as `consumer` says. Each time that the work is done leaves a line.
+    fn ledger(&self, consumer: &str) -> Server {
+        let broker = self.there.path().join("postrider-data/broker.db");
+        let handler = "handler = { sql = \"INSERT INTO outbox_audit (at, actor, action, detail) VALUES (0, 'ledger', 'done', :payload)\" }";
+        let settings = format!(
+            "[brokers.main]\nurl = \"embedded://{}\"\n{consumer}{}{handler}\n",
+            broker.display(),
+            Self::GROUPS
+        );
+        self.here.write("postrider.toml", &settings);
+        self.here.serve(&["--only", "consumer"])
+    }
+
+    /// Sends messages, and looks at how they and their acknowledgements end.
+    fn end_well(&self, producer: &Server, ledger: &Server, way: &Way) {
+        for number in 0..MESSAGES {
+            let body =
+                format!(r#"{{"topic": "order-events", "message": {number}, "key": "{}"}}"#, number % 10);
+            let (status, answer) = producer.post(&format!("{}/api/messages/send", producer.producer), &body);
+            assert_eq!(status, 202, "{answer}");
+        }
+        let counts = || producer.get(&format!("{}/api/counts", producer.producer)).1;
+        let done = until(|| counts()["acknowledgedTotal"] == MESSAGES);
+        assert!(done.is_ok(), "{}\n{}", counts(), ledger.said());
+        let unacknowledged = format!("{}/api/messages/unacknowledged/ledger", producer.producer);
+        producer.until(&unacknowledged, |page| page["items"].as_array().is_some_and(Vec::is_empty));
+        assert_eq!(counts()["dead"], 0, "nothing is falsely Dead");
+        let lines = rusqlite::Connection::open(self.here.path().join("postrider-data/postrider.db"))
+            .and_then(|file| {
+                let count = "SELECT count(*), count(DISTINCT detail) FROM outbox_audit WHERE action = 'done'";
+                file.query_row(count, [], |row| Ok((row.get::<_, usize>(0)?, row.get::<_, usize>(1)?)))
+            })
+            .expect("the consumer's store can be read");
+        assert_eq!(lines, (MESSAGES, MESSAGES), "each is done once");
+        for (what, count) in [("lost", &way.lost), ("doubled", &way.doubled), ("late", &way.late)] {
+            assert!(count.load(Ordering::Relaxed) > 0, "no acknowledgement was {what}");
+        }
+    }
+}
+
 #[test]
 fn acknowledgements_that_are_lost_doubled_or_late_end_well_and_nothing_is_done_twice() {
-    let patience = "acknowledge = { timeout = \"1s\", check_every = \"200ms\", max_redeliveries = 100 }";
-    let groups = format!("[consumers.ledger]\ntopics = [\"order-events\"]\n{patience}\n");
-    let there = Folder::with(&groups);
-    let producer = there.serve(&["--only", "producer,relay"]);
+    let world = World::new("");
+    let producer = world.there.serve(&["--only", "producer,relay"]);
     let (address, way) = Way::open(&producer.producer);
-    let broker = there.path().join("postrider-data/broker.db");
-    // Each time that the work is done leaves a line.
-    let handler = "handler = { sql = \"INSERT INTO outbox_audit (at, actor, action, detail) VALUES (0, 'ledger', 'done', :payload)\" }";
-    let here = Folder::with(&format!(
-        "[consumer]\nacknowledge_to = \"{address}\"\n[brokers.main]\nurl = \"embedded://{}\"\n{groups}{handler}\n",
-        broker.display()
+    let ledger = world.ledger(&format!("[consumer]\nacknowledge_to = \"{address}\"\n"));
+    world.end_well(&producer, &ledger, &way);
+}
+
+#[test]
+fn acknowledgements_in_a_topic_that_are_lost_doubled_or_late_end_well_and_nothing_is_done_twice() {
+    let brokers = tempfile::tempdir().expect("a folder for the brokers");
+    let [said, heard] = ["said.db", "heard.db"].map(|name| brokers.path().join(name));
+    let world = World::new(&format!(
+        "[producer]\nacknowledgements = {{ topic = \"done\", broker = \"heard\" }}\n\
+         [brokers.main]\nurl = \"embedded://\"\n[brokers.heard]\nurl = \"embedded://{}\"\n\
+         [routes.default]\ntopics = [\"*\"]\nbroker = \"main\"\n",
+        heard.display()
     ));
-    let consumer = here.serve(&["--only", "consumer"]);
-    for number in 0..MESSAGES {
-        let body = format!(r#"{{"topic": "order-events", "message": {number}, "key": "{}"}}"#, number % 10);
-        let (status, answer) = producer.post(&format!("{}/api/messages/send", producer.producer), &body);
-        assert_eq!(status, 202, "{answer}");
-    }
-    let counts = || producer.get(&format!("{}/api/counts", producer.producer)).1;
-    let done = until(|| counts()["acknowledgedTotal"] == MESSAGES);
-    assert!(done.is_ok(), "{}\n{}", counts(), consumer.said());
-    let unacknowledged = format!("{}/api/messages/unacknowledged/ledger", producer.producer);
-    producer.until(&unacknowledged, |page| page["items"].as_array().is_some_and(Vec::is_empty));
-    assert_eq!(counts()["dead"], 0, "nothing is falsely Dead");
-    let lines = rusqlite::Connection::open(here.path().join("postrider-data/postrider.db"))
-        .and_then(|file| {
-            let count = "SELECT count(*), count(DISTINCT detail) FROM outbox_audit WHERE action = 'done'";
-            file.query_row(count, [], |row| Ok((row.get::<_, usize>(0)?, row.get::<_, usize>(1)?)))
-        })
-        .expect("the consumer's store can be read");
-    assert_eq!(lines, (MESSAGES, MESSAGES), "each is done once");
-    for (what, count) in [("lost", &way.lost), ("doubled", &way.doubled), ("late", &way.late)] {
-        assert!(count.load(Ordering::Relaxed) > 0, "no request was {what}");
-    }
+    let producer = world.there.serve(&["--only", "producer,relay"]);
+    let [from, to] = [&said, &heard].map(|path| Broker::open(Config::new(path)).expect("a broker"));
+    let way = Arc::new(Way::default());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let bridge = runtime.spawn(Arc::clone(&way).bridge(from, to));
+    let ledger = world.ledger(&format!(
+        "[brokers.said]\nurl = \"embedded://{}\"\n[consumer]\nacknowledge_to = {{ topic = \"done\", broker = \"said\" }}\n\
+         [routes.default]\ntopics = [\"*\"]\nbroker = \"main\"\n",
+        said.display()
+    ));
+    world.end_well(&producer, &ledger, &way);
+    assert!(!bridge.is_finished(), "the bridge fell");
 }
