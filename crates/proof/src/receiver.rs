@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -21,6 +21,10 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 /// How old a request may be.
 const TOLERANCE: Duration = Duration::from_secs(300);
+
+/// A request waits so long for a store that is busy, and is asked again after each pause.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a relay has to be told of a receiver at `address`.
 pub(crate) fn url(address: SocketAddr) -> String {
@@ -51,10 +55,16 @@ async fn receive(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes)
     let Some(Received { message, seq, delivery }) = read(&headers, body) else {
         return StatusCode::BAD_REQUEST;
     };
-    match desk.group.process(vec![Arrival { message, seq, delivery }]).await.as_deref() {
-        Ok([Receipt::Done | Receipt::Duplicate | Receipt::Parked { .. } | Receipt::Dead { .. }]) => {
-            StatusCode::NO_CONTENT
+    let arrival = Arrival { message, seq, delivery };
+    let asked = Instant::now();
+    loop {
+        match desk.group.process(vec![arrival.clone()]).await.as_deref() {
+            Ok([Receipt::Done | Receipt::Duplicate | Receipt::Parked { .. } | Receipt::Dead { .. }]) => {
+                return StatusCode::NO_CONTENT;
+            }
+            // What a receiver that was killed had in hand, its database may hold for a moment longer.
+            _ if asked.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+            _ => return StatusCode::SERVICE_UNAVAILABLE,
         }
-        _ => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
