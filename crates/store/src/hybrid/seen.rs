@@ -46,10 +46,10 @@ struct Known {
     said: Option<Said>,
 }
 
-/// The time of Redis and how long the group keeps ids, both in milliseconds, when it was asked last.
+/// The time of Redis and how long the group keeps ids, both in milliseconds, when it answered last.
 #[derive(Clone, Copy, Debug)]
 struct Said {
-    asked: Instant,
+    answered: Instant,
     now: i64,
     keep: i64,
 }
@@ -111,12 +111,13 @@ impl Seen {
         // After the ids: what the group said of them since then counts.
         call.cmd("HMGET").arg(self.group_key(group)).arg("keep").arg("duplicates").cmd("TIME");
         type Answer = (Vec<Option<Vec<u8>>>, (Option<i64>, Option<u64>), (i64, i64));
-        let asked = Instant::now();
         let Some((known, (keep, counted), (seconds, micros))) = self.ask::<Answer>(&call).await else {
             return vec![false; prints.len()];
         };
+        // Not sooner: what is noted must not be younger than it is.
+        let answered = Instant::now();
         let (now, keep) = (seconds * 1_000 + micros / 1_000, keep.unwrap_or_else(|| millis(self.keep)));
-        let said = Said { asked, now, keep };
+        let said = Said { answered, now, keep };
         self.change(group, |group| {
             group.counted = group.counted.max(counted.unwrap_or(0));
             group.said = Some(said);
@@ -133,7 +134,7 @@ impl Seen {
         // Whoever was never told the time cannot say when.
         if let Some(said) = self.change(group, |group| group.said).filter(|said| said.keep > 0) {
             // A process that was stopped in between is behind, and what it notes ends sooner.
-            let now = said.now + millis(said.asked.elapsed());
+            let now = said.now + millis(said.answered.elapsed());
             for print in done {
                 let value = print.value(now);
                 call.cmd("SET").arg(print.key).arg(value).arg("PX").arg(said.keep).arg("NX").ignore();
