@@ -100,9 +100,9 @@ enum Scenario {
     #[cfg(feature = "brokers")]
     /// Throughput and latency of all six promises into a broker, as shares of at-least-once.
     Semantics {
-        /// The broker: `cargo xtask servers up kafka nats rabbitmq` prints it.
+        /// The broker; otherwise those that `cargo xtask servers up kafka nats rabbitmq` has started, one after the other.
         #[arg(long)]
-        broker: String,
+        broker: Option<String>,
         /// The store is PostgreSQL on this server, as it is for users; otherwise messages wait in memory, and what a
         /// promise costs is all that is seen.
         #[arg(long)]
@@ -172,7 +172,18 @@ async fn main() -> Result<()> {
         }
         #[cfg(feature = "brokers")]
         Scenario::Semantics { broker, server, only } => {
-            semantics::run(&broker, server.as_deref(), &only, size, pairs).await
+            let brokers = match broker {
+                Some(broker) => vec![broker],
+                None => ["kafka", "nats", "rabbitmq"]
+                    .map(testkit::servers::find)
+                    .into_iter()
+                    .collect::<Result<_, _>>()
+                    .map_err(anyhow::Error::msg)?,
+            };
+            for broker in brokers {
+                semantics::run(&broker, server.as_deref(), &only, size, pairs).await?;
+            }
+            Ok(())
         }
         #[cfg(feature = "brokers")]
         Scenario::Dedup { server, redis, workers, work } => {

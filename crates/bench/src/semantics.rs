@@ -54,6 +54,8 @@ pub(crate) async fn run(
         if round.is_multiple_of(2) { backwards } else { able.clone() }
     };
 
+    // The rest of the URL may hold a password.
+    println!("\ninto {}", url.split(':').next().unwrap_or_default());
     let mut rates = Rounds::default();
     for round in 1..=rounds {
         for semantics in order(round) {

@@ -20,17 +20,27 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// # Panics
 /// When it is not, with the command that starts it.
 pub fn url(name: &str) -> String {
+    find(name).unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+/// The same for programs that are no tests.
+///
+/// # Errors
+/// When it is not there, with the command that starts it.
+pub fn find(name: &str) -> Result<String, String> {
     let variable = format!("POSTRIDER_TEST_{}", name.to_uppercase());
     let given = std::env::var(&variable).ok().filter(|url| !url.is_empty());
     let remedy = format!("run `cargo xtask servers up {name}`, or set {variable} to the URL of one");
     let url = given.or_else(|| started(name));
-    let url = url.unwrap_or_else(|| panic!("no {name} server is known: {remedy}"));
+    let url = url.ok_or_else(|| format!("no {name} server is known: {remedy}"))?;
     // Only the place is shown: what stands before it may be a password.
     let place = place(&url)
-        .unwrap_or_else(|| panic!("the URL of the {name} server names no host and port: {remedy}"));
+        .ok_or_else(|| format!("the URL of the {name} server names no host and port: {remedy}"))?;
     let addresses = place.to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
-    assert!(addresses.iter().any(reached), "no {name} server answers at {place}: {remedy}");
-    url
+    if !addresses.iter().any(reached) {
+        return Err(format!("no {name} server answers at {place}: {remedy}"));
+    }
+    Ok(url)
 }
 
 /// What `cargo xtask servers up` wrote down.
