@@ -45,6 +45,7 @@ pub use once::{acknowledge, once};
 pub use versions::{newer, swap};
 
 use crate::{Error, Sent};
+use error::Trouble;
 
 /// Where a store is, and how it is kept.
 #[derive(Clone)]
@@ -107,6 +108,25 @@ impl fmt::Debug for MysqlStore {
     }
 }
 
+/// Makes the database ready. Says whether the trigger is there, and whether the table refuses an id that is taken.
+async fn prepare(options: &Opts, config: &Config) -> Result<(bool, bool), Trouble> {
+    let mut connection = session::connect(options.clone()).await?;
+    server::check(&server::ask(&mut connection).await?)?;
+    if config.migrate {
+        migrate::bring(&mut connection).await?;
+    } else {
+        migrate::check(&mut connection).await?;
+    }
+    server::check_tables(&mut connection).await?;
+    if config.sent == Sent::Partition {
+        partition::make(&mut connection).await?;
+    }
+    let trigger = migrate::has_trigger(&mut connection).await?;
+    let unique = !partition::is_made(&mut connection).await?;
+    session::close(connection).await;
+    Ok((trigger, unique))
+}
+
 impl MysqlStore {
     /// Connects to the store, checks that the server can keep its promises, and brings the schema up to date.
     ///
@@ -114,20 +134,7 @@ impl MysqlStore {
     /// When the server cannot be reached, is too old, a replica or a Galera node, or its schema is from a newer program.
     pub async fn connect(config: Config) -> Result<Self, Error> {
         let options = session::options(&config.url, config.pool)?;
-        let mut connection = session::connect(options.clone()).await?;
-        server::check(&server::ask(&mut connection).await?)?;
-        if config.migrate {
-            migrate::bring(&mut connection).await?;
-        } else {
-            migrate::check(&mut connection).await?;
-        }
-        server::check_tables(&mut connection).await?;
-        if config.sent == Sent::Partition {
-            partition::make(&mut connection).await?;
-        }
-        let trigger = migrate::has_trigger(&mut connection).await?;
-        let unique = !partition::is_made(&mut connection).await?;
-        session::close(connection).await;
+        let (trigger, unique) = session::persist(|| prepare(&options, &config)).await?;
         Ok(Self {
             pool: Pool::new(options.clone()),
             options,

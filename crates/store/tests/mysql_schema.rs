@@ -56,6 +56,40 @@ async fn a_migration_that_stopped_in_its_middle_is_run_again() {
     assert_eq!(number(&mut application, "SELECT count(*) FROM outbox_lanes").await, 1_024);
 }
 
+/// A way to the server of `database` that hangs up on the first `times` who call.
+async fn rude(database: &Database, times: usize) -> String {
+    let options = mysql_async::Opts::from_url(&database.url()).unwrap();
+    let server = (options.ip_or_hostname().to_owned(), options.tcp_port());
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = database.url().replacen(
+        &format!("{}:{}", server.0, server.1),
+        &listener.local_addr().unwrap().to_string(),
+        1,
+    );
+    tokio::spawn(async move {
+        for call in 0.. {
+            let (mut caller, _) = listener.accept().await.unwrap();
+            if call >= times {
+                let mut server = tokio::net::TcpStream::connect(server.clone()).await.unwrap();
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut caller, &mut server).await });
+            }
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_while_the_store_is_opened_is_made_again() {
+    let database = Database::fresh().await;
+    let store = MysqlStore::connect(Config::new(rude(&database, 2).await)).await.unwrap();
+    store.append(vec![Message::new("orders", "1").into()]).await.unwrap();
+    assert!(store::mysql::pending(&rude(&database, 2).await).await.unwrap().is_empty());
+    assert!(store::mysql::migrate(&rude(&database, 2).await).await.unwrap().is_empty());
+
+    let error = MysqlStore::connect(Config::new(rude(&database, usize::MAX).await)).await.unwrap_err();
+    assert!(error.is_transient(), "somebody may try later: {error}");
+}
+
 #[tokio::test]
 async fn the_schema_for_other_tools_is_the_one_that_migrations_make() {
     let (migrated, by_hand) = (Database::fresh().await, Database::fresh().await);

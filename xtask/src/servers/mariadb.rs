@@ -39,6 +39,8 @@ impl Server for MariaDb {
     fn start(&self, place: &Place, port: u16) -> Result<Command> {
         let mut mariadbd = place.command(&found("mariadbd")?);
         mariadbd.arg("--no-defaults").arg(format!("--datadir={}", place.data.display()));
+        // Not where others keep theirs: one that starts removes all that looks like its own.
+        mariadbd.arg(format!("--tmpdir={}", place.data.display()));
         mariadbd.arg(format!("--port={port}")).args([
             "--bind-address=127.0.0.1",
             // In the data folder: a socket's whole path must be shorter than many a folder's.

@@ -6,7 +6,8 @@
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error as Driver};
 
-use super::session::{close, connect, options};
+use super::error::Trouble;
+use super::session::{close, connect, options, persist};
 use crate::Error;
 
 /// One step of the schema.
@@ -39,10 +40,14 @@ const PATIENCE: u32 = 60;
 /// # Errors
 /// When a statement fails or the database is from a newer program.
 pub async fn migrate(url: &str) -> Result<Vec<Migration>, Error> {
-    let mut connection = connect(options(url, 2)?).await?;
-    let applied = bring(&mut connection).await;
-    close(connection).await;
-    applied
+    let options = options(url, 2)?;
+    persist(|| async {
+        let mut connection = connect(options.clone()).await?;
+        let applied = bring(&mut connection).await;
+        close(connection).await;
+        applied
+    })
+    .await
 }
 
 /// The steps that the database at `url` has not seen yet. Changes nothing.
@@ -50,10 +55,14 @@ pub async fn migrate(url: &str) -> Result<Vec<Migration>, Error> {
 /// # Errors
 /// When the database cannot be reached or is from a newer program.
 pub async fn pending(url: &str) -> Result<Vec<Migration>, Error> {
-    let mut connection = connect(options(url, 2)?).await?;
-    let missing = missing(&mut connection).await;
-    close(connection).await;
-    missing
+    let options = options(url, 2)?;
+    persist(|| async {
+        let mut connection = connect(options.clone()).await?;
+        let missing = missing(&mut connection).await;
+        close(connection).await;
+        missing
+    })
+    .await
 }
 
 /// The whole schema as SQL, for those who apply it with a tool of their own. The tool must know DELIMITER, as the
@@ -82,7 +91,7 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS postrider_migrations (
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin";
 
 /// Brings the database of `connection` up to date.
-pub(super) async fn bring(connection: &mut Conn) -> Result<Vec<Migration>, Error> {
+pub(super) async fn bring(connection: &mut Conn) -> Result<Vec<Migration>, Trouble> {
     if missing(connection).await?.is_empty() {
         return Ok(Vec::new());
     }
@@ -97,24 +106,24 @@ pub(super) async fn bring(connection: &mut Conn) -> Result<Vec<Migration>, Error
 const LOCK: &str = "concat('postrider:', md5(database()))";
 
 /// Waits until nobody else changes the schema.
-pub(super) async fn alone(connection: &mut Conn) -> Result<(), Error> {
+pub(super) async fn alone(connection: &mut Conn) -> Result<(), Trouble> {
     let locked: Option<Option<i64>> =
         connection.query_first(format!("SELECT get_lock({LOCK}, {PATIENCE})")).await?;
     match locked.flatten() {
         Some(1) => Ok(()),
-        _ => Err(Error::Unavailable {
+        _ => Err(Trouble::Final(Error::Unavailable {
             reason: "another process is changing the schema".to_owned(),
             retry_after: std::time::Duration::from_secs(5),
-        }),
+        })),
     }
 }
 
 /// Lets others change the schema.
-pub(super) async fn done(connection: &mut Conn) -> Result<(), Error> {
+pub(super) async fn done(connection: &mut Conn) -> Result<(), Trouble> {
     Ok(connection.query_drop(format!("DO release_lock({LOCK})")).await?)
 }
 
-async fn apply(connection: &mut Conn) -> Result<Vec<Migration>, Error> {
+async fn apply(connection: &mut Conn) -> Result<Vec<Migration>, Trouble> {
     connection.query_drop(TABLE).await?;
     // Looked at again under the lock: another process may have been faster.
     let missing = missing(connection).await?;
@@ -135,7 +144,7 @@ async fn apply(connection: &mut Conn) -> Result<Vec<Migration>, Error> {
     Ok(missing)
 }
 
-async fn functions(connection: &mut Conn) -> Result<(), Error> {
+async fn functions(connection: &mut Conn) -> Result<(), Trouble> {
     for statement in statements(FUNCTIONS) {
         match connection.query_drop(statement).await {
             Ok(()) => {}
@@ -155,7 +164,7 @@ async fn functions(connection: &mut Conn) -> Result<(), Error> {
     Ok(())
 }
 
-async fn missing(connection: &mut Conn) -> Result<Vec<Migration>, Error> {
+async fn missing(connection: &mut Conn) -> Result<Vec<Migration>, Trouble> {
     let known = MIGRATIONS.last().map_or(0, |last| last.version);
     let there: Option<u8> = connection
         .query_first(
@@ -172,26 +181,26 @@ async fn missing(connection: &mut Conn) -> Result<Vec<Migration>, Error> {
         }
     };
     if found > known {
-        return Err(Error::Broken(format!(
+        return Err(Trouble::Final(Error::Broken(format!(
             "the database has schema version {found} and this program knows {known}: use a newer one"
-        )));
+        ))));
     }
     Ok(MIGRATIONS.into_iter().filter(|step| step.version > found).collect())
 }
 
 /// Whether the schema is up to date, for those who change it with a tool of their own.
-pub(super) async fn check(connection: &mut Conn) -> Result<(), Error> {
+pub(super) async fn check(connection: &mut Conn) -> Result<(), Trouble> {
     match missing(connection).await?.first() {
         None => Ok(()),
-        Some(step) => Err(Error::Broken(format!(
+        Some(step) => Err(Trouble::Final(Error::Broken(format!(
             "the database lacks step {} ({}) of the schema: run `postrider migrate`",
             step.version, step.name
-        ))),
+        )))),
     }
 }
 
 /// Whether rows that are deleted count themselves out.
-pub(super) async fn has_trigger(connection: &mut Conn) -> Result<bool, Error> {
+pub(super) async fn has_trigger(connection: &mut Conn) -> Result<bool, Trouble> {
     let found: Option<u8> = connection
         .query_first(
             "SELECT 1 FROM information_schema.triggers

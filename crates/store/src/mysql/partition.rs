@@ -38,7 +38,7 @@ struct Part {
 }
 
 /// Whether the table is in partitions, whatever the configuration says by now.
-pub(super) async fn is_made(connection: &mut Conn) -> Result<bool, Error> {
+pub(super) async fn is_made(connection: &mut Conn) -> Result<bool, Trouble> {
     let found: Option<u8> = connection
         .query_first(
             "SELECT 1 FROM information_schema.partitions
@@ -49,7 +49,7 @@ pub(super) async fn is_made(connection: &mut Conn) -> Result<bool, Error> {
 }
 
 /// Puts the table into partitions. A large one is copied, once.
-pub(super) async fn make(connection: &mut Conn) -> Result<(), Error> {
+pub(super) async fn make(connection: &mut Conn) -> Result<(), Trouble> {
     if is_made(connection).await? {
         return Ok(());
     }
@@ -63,7 +63,7 @@ pub(super) async fn make(connection: &mut Conn) -> Result<(), Error> {
     made
 }
 
-async fn cut(connection: &mut Conn) -> Result<(), Error> {
+async fn cut(connection: &mut Conn) -> Result<(), Trouble> {
     let last: Option<Option<i64>> = connection.query_first("SELECT max(seq) FROM outbox_events").await?;
     let end = last.flatten().unwrap_or(0) + FIRST;
     connection

@@ -4,6 +4,7 @@
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 
+use super::error::Trouble;
 use super::row::Read;
 use crate::Error;
 
@@ -24,7 +25,7 @@ pub(super) struct Variables {
 /// A batch of messages, and what is said of it, must fit.
 const LEAST_PACKET: u64 = 4 << 20;
 
-pub(super) async fn ask(connection: &mut Conn) -> Result<Variables, Error> {
+pub(super) async fn ask(connection: &mut Conn) -> Result<Variables, Trouble> {
     let rows: Vec<mysql_async::Row> = connection
         .query(
             "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'read_only', 'super_read_only', 'wsrep_on',
@@ -105,7 +106,7 @@ fn numbers(version: &str) -> [u32; 3] {
 }
 
 /// Tables of ours that are not kept as they must be: a server may have put another engine or character set in place.
-pub(super) async fn check_tables(connection: &mut Conn) -> Result<(), Error> {
+pub(super) async fn check_tables(connection: &mut Conn) -> Result<(), Trouble> {
     let wrong: Option<(String, String, String)> = connection
         .query_first(
             "SELECT table_name, coalesce(engine, 'none'), coalesce(table_collation, 'none')
@@ -117,10 +118,10 @@ pub(super) async fn check_tables(connection: &mut Conn) -> Result<(), Error> {
         .await?;
     match wrong {
         None => Ok(()),
-        Some((table, engine, collation)) => Err(Error::Refused(format!(
+        Some((table, engine, collation)) => Err(Trouble::Final(Error::Refused(format!(
             "the table {table} has the engine {engine} and the collation {collation}: it needs InnoDB, which keeps \
              transactions, and utf8mb4, which keeps every character; convert it with ALTER TABLE"
-        ))),
+        )))),
     }
 }
 

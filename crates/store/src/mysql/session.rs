@@ -62,10 +62,10 @@ pub(super) fn options(url: &str, pool: usize) -> Result<Opts, Error> {
 }
 
 /// A connection of one's own.
-pub(super) async fn connect(options: Opts) -> Result<Conn, Error> {
+pub(super) async fn connect(options: Opts) -> Result<Conn, Trouble> {
     match tokio::time::timeout(PATIENCE, Conn::new(options)).await {
         Ok(connection) => Ok(connection?),
-        Err(_) => Err(silent()),
+        Err(_) => Err(Trouble::Final(silent())),
     }
 }
 
@@ -93,6 +93,27 @@ pub(super) fn committed() -> TxOpts {
 /// The end of a transaction. When it fails nobody knows whether it happened, so it is never run again here.
 pub(super) async fn commit(transaction: Transaction<'_>) -> Result<(), Trouble> {
     transaction.commit().await.map_err(|error| Trouble::Final(error.into()))
+}
+
+/// Makes an attempt, and another when it came to nothing through no fault of its own.
+pub(super) async fn persist<T, F>(attempt: impl Fn() -> F) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Trouble>>,
+{
+    let mut tries = 0;
+    loop {
+        match attempt().await {
+            Err(Trouble::Again(error)) if tries < RETRIES => {
+                tries += 1;
+                tracing::debug!(%error, tries, "what came to nothing is tried again");
+                let most = 5_u64 << tries;
+                let pause = rand::rng().random_range(1..=most);
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+            }
+            Err(trouble) => return Err(Error::from(trouble)),
+            Ok(answer) => return Ok(answer),
+        }
+    }
 }
 
 impl MysqlStore {
@@ -132,22 +153,7 @@ impl MysqlStore {
         F: Future<Output = Result<T, Trouble>> + Send + 'static,
     {
         let store = self.clone();
-        let task = tokio::spawn(async move {
-            let mut tries = 0;
-            loop {
-                match attempt(store.clone()).await {
-                    Err(Trouble::Again(error)) if tries < RETRIES => {
-                        tries += 1;
-                        tracing::debug!(%error, tries, "a transaction is run again");
-                        let most = 5_u64 << tries;
-                        let pause = rand::rng().random_range(1..=most);
-                        tokio::time::sleep(Duration::from_millis(pause)).await;
-                    }
-                    Err(trouble) => return Err(Error::from(trouble)),
-                    Ok(answer) => return Ok(answer),
-                }
-            }
-        });
+        let task = tokio::spawn(persist(move || attempt(store.clone())));
         task.await.unwrap_or_else(|panic| Err(Error::Broken(format!("a task of the store ended: {panic}"))))
     }
 }

@@ -12,7 +12,11 @@ pub(crate) struct Database {
 impl Database {
     /// Makes one on the server that tests use.
     pub(crate) async fn fresh() -> Self {
-        let server = testkit::servers::url("mariadb");
+        Self::on(&testkit::servers::url("mariadb")).await
+    }
+
+    /// Makes one on a server of the test's own.
+    pub(crate) async fn on(server: &str) -> Self {
         let server = server.trim_end_matches('/').replacen("mariadb://", "mysql://", 1);
         let name = format!("postrider_test_{}", uuid::Uuid::new_v4().simple());
         let database = Self { server, name };
