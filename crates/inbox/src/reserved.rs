@@ -28,6 +28,10 @@ const STORE_BUSY: Duration = Duration::from_millis(100);
 /// What has ended waits so long for company while other handlers of its batch are at work: many marks are one transaction.
 const COMPANY: Duration = Duration::from_millis(10);
 
+/// Of a batch of at least so many a part is reserved first: its handlers work while the rest is reserved.
+const LARGE: usize = 256;
+const FIRST_PART: usize = 4;
+
 /// A reserved message, by its place in the batch.
 #[derive(Clone, Copy)]
 struct Turn {
@@ -45,8 +49,13 @@ enum Ended {
     Down(String),
 }
 
-/// Messages that run one after another.
-type Queue = Vec<Turn>;
+/// What is known of a place in the batch.
+enum Outcome {
+    /// The store knows what becomes of it, or somebody else has it.
+    Settled(usize, Receipt),
+    /// It had its turn, and the store must hear how that ended.
+    Ended(Turn, Ended),
+}
 
 /// Handles `arrivals`. One receipt each, in order.
 pub(crate) async fn handle(group: &Group, arrivals: Vec<Arrival>) -> Result<Vec<Receipt>, Error> {
@@ -74,10 +83,20 @@ impl<'a> Batch<'a> {
     /// Reserves what waits, runs it, and leaves in `waiting` what must be reserved again.
     async fn round(&mut self) -> Result<(), Error> {
         let (now, later) = self.without_repetitions();
-        let reserved_at = Instant::now();
-        let (queues, blocked) = self.reserve(now).await?;
-        let started = self.start(queues, reserved_at + self.group.reservation());
-        let mut held = self.collect(started, blocked).await?;
+        let until = Instant::now() + self.group.reservation();
+        let (outcomes, heard) = mpsc::unbounded_channel();
+        // Dropping it stops the handlers.
+        let mut tasks = JoinSet::new();
+        let reserving = Reserving {
+            group: self.group,
+            runner: Runner::new(self.group, Arc::clone(&self.arrivals), until, outcomes.clone()),
+            outcomes,
+            tasks: &mut tasks,
+            lanes: HashMap::new(),
+        };
+        let (reserved, held) = tokio::join!(reserving.run(now), self.collect(Heard(heard), until));
+        reserved?;
+        let mut held = held?;
         held.extend(later);
         held.sort_unstable();
         let stuck = self.stuck();
@@ -117,73 +136,21 @@ impl<'a> Batch<'a> {
         stuck
     }
 
-    /// Answers the queues to run, and what was granted behind a message that another worker has.
-    async fn reserve(&mut self, places: Vec<usize>) -> Result<(Vec<Queue>, Vec<Turn>), Error> {
-        let group = self.group;
-        let arrivals = places.iter().map(|place| self.arrivals[*place].clone()).collect();
-        let call = group.store().reserve(group.name(), arrivals, group.reservation(), group.rules());
-        let answers = group.cost().of(Step::Reserve, call).await?;
-        if answers.len() != places.len() {
-            return Err(Error::Broken("a reservation is missing in the store's answer".to_owned()));
-        }
-        let mut queues: Vec<Queue> = Vec::new();
-        let mut blocked = Vec::new();
-        let mut of_lane: HashMap<(String, String), Option<usize>> = HashMap::new();
-        for (place, answer) in places.into_iter().zip(answers) {
-            let lane = self.lane(place);
-            match answer {
-                Reservation::Settled(receipt) => {
-                    if let (Receipt::Busy | Receipt::Unavailable { .. }, Some(lane)) = (&receipt, lane) {
-                        of_lane.insert(lane, None);
-                    }
-                    self.receipts[place] = Some(receipt);
-                }
-                Reservation::Granted(token) => {
-                    let turn = Turn { place, token };
-                    match lane.map(|lane| of_lane.entry(lane)) {
-                        Some(entry) => match entry.or_insert_with(|| Some(queues.len())) {
-                            Some(queue) if *queue < queues.len() => queues[*queue].push(turn),
-                            Some(_) => queues.push(vec![turn]),
-                            None => blocked.push(turn),
-                        },
-                        None => queues.push(vec![turn]),
-                    }
-                }
-            }
-        }
-        Ok((queues, blocked))
-    }
-
-    fn start(&self, queues: Vec<Queue>, until: Instant) -> Started {
-        let (ended, outcomes) = mpsc::unbounded_channel();
-        let runner = Runner {
-            group: self.group.shared_name(),
-            handler: self.group.handler().clone(),
-            limit: self.group.limit(),
-            suspects: Arc::clone(self.group.suspects()),
-            give_up_after: self.group.rules().retry.give_up_after,
-            until,
-            arrivals: Arc::clone(&self.arrivals),
-            workers: Arc::new(Semaphore::new(self.group.workers())),
-            down: Arc::new(AtomicBool::new(false)),
-            ended,
-        };
-        let mut tasks = JoinSet::new();
-        for queue in queues {
-            tasks.spawn(runner.clone().run(queue));
-        }
-        Started { outcomes, until, _tasks: tasks }
-    }
-
     /// Concludes as outcomes come in; answers what must be reserved again.
-    async fn collect(&mut self, mut started: Started, blocked: Vec<Turn>) -> Result<Vec<usize>, Error> {
-        let until = started.until;
+    async fn collect(&mut self, mut heard: Heard, until: Instant) -> Result<Vec<usize>, Error> {
         let mut held = Vec::new();
-        let mut outcomes: Vec<_> = blocked.into_iter().map(|turn| (turn, Ended::Held)).collect();
-        loop {
+        let mut outcomes = Vec::new();
+        while heard.some(&mut outcomes).await {
             let mut conclusions = Vec::with_capacity(outcomes.len());
             let mut places = Vec::with_capacity(outcomes.len());
-            for (turn, ended) in outcomes.drain(..) {
+            for outcome in outcomes.drain(..) {
+                let (turn, ended) = match outcome {
+                    Outcome::Ended(turn, ended) => (turn, ended),
+                    Outcome::Settled(place, receipt) => {
+                        self.receipts[place] = Some(receipt);
+                        continue;
+                    }
+                };
                 let released = |error: String| Handled::Unavailable { error };
                 let is_held = matches!(ended, Ended::Held);
                 let handled = match ended {
@@ -194,22 +161,21 @@ impl<'a> Batch<'a> {
                 places.push((turn.place, is_held));
                 conclusions.push((self.arrivals[turn.place].clone(), turn.token, handled));
             }
-            if !conclusions.is_empty() {
-                let receipts = self.conclude(conclusions, until).await?;
-                for ((place, is_held), receipt) in places.into_iter().zip(receipts) {
-                    // The store may know already what becomes of a held one; if not, the next round shows.
-                    if is_held && matches!(receipt, Receipt::Unavailable { .. } | Receipt::Busy) {
-                        held.push(place);
-                    } else {
-                        self.receipts[place] = Some(receipt);
-                    }
-                }
-            }
-            if !started.ended(&mut outcomes).await {
-                return Ok(held);
+            if conclusions.is_empty() {
+                continue;
             }
             fail_point!("inbox::handled");
+            let receipts = self.conclude(conclusions, until).await?;
+            for ((place, is_held), receipt) in places.into_iter().zip(receipts) {
+                // The store may know already what becomes of a held one; if not, the next round shows.
+                if is_held && matches!(receipt, Receipt::Unavailable { .. } | Receipt::Busy) {
+                    held.push(place);
+                } else {
+                    self.receipts[place] = Some(receipt);
+                }
+            }
         }
+        Ok(held)
     }
 
     async fn conclude(
@@ -235,30 +201,114 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Handlers at work. Dropping it stops them.
-struct Started {
-    outcomes: mpsc::UnboundedReceiver<(Turn, Ended)>,
-    until: Instant,
-    _tasks: JoinSet<()>,
-}
+/// What comes to be known, one after another.
+struct Heard(mpsc::UnboundedReceiver<Outcome>);
 
-impl Started {
-    /// Waits for some that have ended: they share a commit. `false`: all have.
-    async fn ended(&mut self, outcomes: &mut Vec<(Turn, Ended)>) -> bool {
-        if self.outcomes.recv_many(outcomes, usize::MAX).await == 0 {
+impl Heard {
+    /// Waits for some: they share a commit. `false`: all is known.
+    async fn some(&mut self, outcomes: &mut Vec<Outcome>) -> bool {
+        if self.0.recv_many(outcomes, usize::MAX).await == 0 {
             return false;
         }
         let company = tokio::time::sleep(COMPANY);
         tokio::pin!(company);
         loop {
             tokio::select! {
-                more = self.outcomes.recv_many(outcomes, usize::MAX) => if more == 0 { return true },
+                more = self.0.recv_many(outcomes, usize::MAX) => if more == 0 { return true },
                 () = &mut company => return true,
             }
         }
     }
 }
 
+/// Reserves what a round handles and gives it to handlers, in the order of each key.
+struct Reserving<'a> {
+    group: &'a Group,
+    runner: Runner,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+    tasks: &'a mut JoinSet<()>,
+    /// The queue of each topic and key; none behind a message that another worker has.
+    lanes: HashMap<(String, String), Option<mpsc::UnboundedSender<Turn>>>,
+}
+
+impl Reserving<'_> {
+    /// # Errors
+    /// When nothing could be reserved. If that befalls the rest of a batch, it comes again.
+    async fn run(mut self, places: Vec<usize>) -> Result<(), Error> {
+        let first = if places.len() < LARGE { places.len() } else { places.len() / FIRST_PART };
+        let (first, rest) = places.split_at(first);
+        let answers = self.ask(first).await?;
+        self.hand_over(first, answers);
+        if rest.is_empty() {
+            return Ok(());
+        }
+        match self.ask(rest).await {
+            Ok(answers) => self.hand_over(rest, answers),
+            Err(error) => {
+                warn!(group = self.group.name(), %error, "part of a batch cannot be reserved; it comes again");
+                for place in rest {
+                    self.tell(Outcome::Settled(*place, Receipt::Busy));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, places: &[usize]) -> Result<Vec<Reservation>, Error> {
+        let group = self.group;
+        let arrivals = places.iter().map(|place| self.runner.arrivals[*place].clone()).collect();
+        let call = group.store().reserve(group.name(), arrivals, group.reservation(), group.rules());
+        let answers = group.cost().of(Step::Reserve, call).await?;
+        if answers.len() != places.len() {
+            return Err(Error::Broken("a reservation is missing in the store's answer".to_owned()));
+        }
+        Ok(answers)
+    }
+
+    fn hand_over(&mut self, places: &[usize], answers: Vec<Reservation>) {
+        for (place, answer) in places.iter().copied().zip(answers) {
+            let lane = self.group.lane(&self.runner.arrivals[place]);
+            match answer {
+                Reservation::Settled(receipt) => {
+                    if let (Receipt::Busy | Receipt::Unavailable { .. }, Some(lane)) = (&receipt, lane) {
+                        self.lanes.insert(lane, None);
+                    }
+                    self.tell(Outcome::Settled(place, receipt));
+                }
+                Reservation::Granted(token) => self.enqueue(Turn { place, token }, lane),
+            }
+        }
+    }
+
+    fn enqueue(&mut self, turn: Turn, lane: Option<(String, String)>) {
+        let Self { runner, tasks, lanes, .. } = self;
+        let mut start = || {
+            let (queue, turns) = mpsc::unbounded_channel();
+            tasks.spawn(runner.clone().run(turns));
+            Some(queue)
+        };
+        let alone;
+        let queue = match lane {
+            Some(lane) => &*lanes.entry(lane).or_insert_with(start),
+            None => {
+                alone = start();
+                &alone
+            }
+        };
+        match queue {
+            // Its task listens until this end is dropped.
+            Some(queue) => drop(queue.send(turn)),
+            None => self.tell(Outcome::Ended(turn, Ended::Held)),
+        }
+    }
+
+    fn tell(&self, outcome: Outcome) {
+        // Nobody listens when the conclusions failed; reservations then end by themselves.
+        let _ = self.outcomes.send(outcome);
+    }
+}
+
+/// Runs the messages of a queue one after another.
 #[derive(Clone)]
 struct Runner {
     group: Arc<str>,
@@ -270,46 +320,75 @@ struct Runner {
     arrivals: Arc<Vec<Arrival>>,
     workers: Arc<Semaphore>,
     down: Arc<AtomicBool>,
-    ended: mpsc::UnboundedSender<(Turn, Ended)>,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+}
+
+/// Why the messages of a queue are not run any more.
+#[derive(Clone)]
+enum Stopped {
+    /// Those that follow wait for what becomes of an earlier one.
+    Held,
+    Down(String),
 }
 
 impl Runner {
-    async fn run(self, queue: Queue) {
-        let mut rest = queue.into_iter();
-        let mut stopped: Option<String> = None;
-        for turn in rest.by_ref() {
-            let Ok(_worker) = self.workers.acquire().await else { return };
-            if self.down.load(Ordering::Relaxed) {
-                stopped = Some("not tried: the handler is down".to_owned());
-                self.end(turn, Ended::Down("not tried: the handler is down".to_owned()));
-                break;
-            }
-            if Instant::now() + self.limit > self.until {
-                self.end(turn, Ended::Held);
-                break;
-            }
-            let arrival = &self.arrivals[turn.place];
-            debug!(message_id = %arrival.message.id, group = %self.group, "handing over");
-            let ran = self.handler.run(&self.group, arrival, self.limit).await;
-            let handled = self.suspects.weigh(arrival.message.id, ran, self.give_up_after);
-            if let Handled::Unavailable { error } = &handled {
-                self.down.store(true, Ordering::Relaxed);
-                stopped = Some(error.clone());
-            }
-            let done = handled == Handled::Done;
-            self.end(turn, Ended::Ran(handled));
-            if !done {
-                break;
-            }
-        }
-        for turn in rest {
-            let ended = stopped.clone().map_or(Ended::Held, Ended::Down);
-            self.end(turn, ended);
+    fn new(
+        group: &Group,
+        arrivals: Arc<Vec<Arrival>>,
+        until: Instant,
+        outcomes: mpsc::UnboundedSender<Outcome>,
+    ) -> Self {
+        Self {
+            group: group.shared_name(),
+            handler: group.handler().clone(),
+            limit: group.limit(),
+            suspects: Arc::clone(group.suspects()),
+            give_up_after: group.rules().retry.give_up_after,
+            until,
+            arrivals,
+            workers: Arc::new(Semaphore::new(group.workers())),
+            down: Arc::new(AtomicBool::new(false)),
+            outcomes,
         }
     }
 
-    fn end(&self, turn: Turn, ended: Ended) {
-        // Nobody listens when the whole batch was dropped; the reservation then ends by itself.
-        let _ = self.ended.send((turn, ended));
+    async fn run(self, mut turns: mpsc::UnboundedReceiver<Turn>) {
+        let mut stopped = None;
+        while let Some(turn) = turns.recv().await {
+            let ended = match &stopped {
+                None => self.turn(turn, &mut stopped).await,
+                Some(Stopped::Held) => Ended::Held,
+                Some(Stopped::Down(error)) => Ended::Down(error.clone()),
+            };
+            // Nobody listens when the whole batch was dropped; the reservation then ends by itself.
+            let _ = self.outcomes.send(Outcome::Ended(turn, ended));
+        }
+    }
+
+    async fn turn(&self, turn: Turn, stopped: &mut Option<Stopped>) -> Ended {
+        // The semaphore is never closed.
+        let _worker = self.workers.acquire().await;
+        if self.down.load(Ordering::Relaxed) {
+            let error = "not tried: the handler is down".to_owned();
+            *stopped = Some(Stopped::Down(error.clone()));
+            return Ended::Down(error);
+        }
+        if Instant::now() + self.limit > self.until {
+            *stopped = Some(Stopped::Held);
+            return Ended::Held;
+        }
+        let arrival = &self.arrivals[turn.place];
+        debug!(message_id = %arrival.message.id, group = %self.group, "handing over");
+        let ran = self.handler.run(&self.group, arrival, self.limit).await;
+        let handled = self.suspects.weigh(arrival.message.id, ran, self.give_up_after);
+        *stopped = match &handled {
+            Handled::Done => None,
+            Handled::Unavailable { error } => {
+                self.down.store(true, Ordering::Relaxed);
+                Some(Stopped::Down(error.clone()))
+            }
+            _ => Some(Stopped::Held),
+        };
+        Ended::Ran(handled)
     }
 }
