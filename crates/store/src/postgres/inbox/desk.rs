@@ -123,7 +123,9 @@ impl<'a> Desk<'a> {
         if !undone.is_empty() {
             self.tx
                 .execute(
-                    "DELETE FROM inbox_ids WHERE grp = $1 AND id = ANY ($2)",
+                    "DELETE FROM inbox_ids WHERE ctid = ANY (ARRAY(
+                         SELECT i.place FROM unnest($2::uuid[]) AS w(id) CROSS JOIN LATERAL
+                         (SELECT ctid AS place FROM inbox_ids WHERE grp = $1 AND id = w.id OFFSET 0) i))",
                     &[(&self.group, Type::INT8), (&undone, Type::UUID_ARRAY)],
                 )
                 .await?;
@@ -326,8 +328,12 @@ impl<'a> Desk<'a> {
         let rows = self
             .tx
             .query(
-                // By their ids first: of a table that is mostly dead rows, no more than these are read.
-                "DELETE FROM inbox_reserved WHERE grp = $1 AND id = ANY ($2) AND until > $4
+                // One id after another: whatever the planner believes of a table that is mostly dead rows, it reads these
+                // and no others. A row that changed in between is not theirs any more.
+                "DELETE FROM inbox_reserved WHERE ctid = ANY (ARRAY(
+                     SELECT r.place FROM unnest($2::uuid[], $3::uuid[]) AS w(id, token) CROSS JOIN LATERAL
+                     (SELECT ctid AS place FROM inbox_reserved
+                      WHERE grp = $1 AND id = w.id AND token = w.token AND until > $4 OFFSET 0) r))
                  AND (id, token) IN (SELECT * FROM unnest($2::uuid[], $3::uuid[])) RETURNING id, token",
                 &[
                     (&self.group, Type::INT8),
@@ -392,7 +398,9 @@ async fn done(tx: &Transaction, group: i64, ids: &[Uuid]) -> Result<Vec<(Uuid, M
     }
     let rows = tx
         .query(
-            "SELECT id, digest FROM inbox_ids WHERE grp = $1 AND id = ANY ($2)",
+            // One after another: a planner without statistics would read all that the group has done.
+            "SELECT w.id, i.digest FROM unnest($2::uuid[]) AS w(id) CROSS JOIN LATERAL
+             (SELECT digest FROM inbox_ids WHERE grp = $1 AND id = w.id OFFSET 0) i",
             &[(&group, Type::INT8), (&ids, Type::UUID_ARRAY)],
         )
         .await?;
