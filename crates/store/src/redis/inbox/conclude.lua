@@ -12,15 +12,27 @@ local function conclude_done(arrival)
   return conclude(arrival, 0, { kind = 'done' })
 end
 
-local receipts = {}
-for place = 1, tonumber(read()) do
-  local token, handled = read(), { kind = read(), error = read(), after = tonumber(read()) }
-  local arrival = read_arrival(read)
+local asked, ids = read_arrivals(read, function()
+  return { token = read(), kind = read(), error = read(), after = tonumber(read()) }
+end)
+local names = {}
+for place, id in ipairs(ids) do
+  names[place] = in_key('r:' .. id)
+end
+local tokens = #names > 0 and redis.call('MGET', unpack(names)) or {}
+local receipts, held, ended = {}, {}, {}
+for place, id in ipairs(ids) do
+  held[id] = tokens[place]
+end
+for place, item in ipairs(asked) do
+  local arrival, handled = unpack(item)
   local receipt
-  if redis.call('GET', in_key('r:' .. arrival.id)) ~= token then
+  if held[arrival.id] ~= handled.token then
     receipt = { 'busy' }
   else
-    redis.call('DEL', in_key('r:' .. arrival.id))
+    -- A token ends one reservation, once.
+    held[arrival.id] = nil
+    ended[#ended + 1] = names[place]
     if handled.kind == 'done' then
       receipt = conclude_done(arrival)
     else
@@ -32,5 +44,6 @@ for place = 1, tonumber(read()) do
   end
   receipts[place] = receipt
 end
+if #ended > 0 then redis.call('DEL', unpack(ended)) end
 close_inbox()
 return receipts

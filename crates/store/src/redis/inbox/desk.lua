@@ -16,7 +16,10 @@ local function tell(name, by)
   inbox.counts[name] = (inbox.counts[name] or 0) + by
 end
 
+local write_marks
+
 local function close_inbox()
+  if inbox.fresh then write_marks(inbox.fresh) end
   redis.call('HSETNX', key('groups'), inbox.group, '')
   for name, by in pairs(inbox.counts) do
     if by ~= 0 then redis.call('HINCRBY', in_key('counts'), name, by) end
@@ -162,18 +165,54 @@ local function acknowledge_arrival(arrival)
   if inbox.rules.acknowledge then acknowledge(arrival.id, arrival.seq, inbox.group, inbox.seen) end
 end
 
+-- Reads as many arrivals as the next argument says, each after what `before` reads, and asks for all their marks at once.
+-- From here on marks are written together, at the end: where work runs in between, they must not wait.
+local function read_arrivals(read, before)
+  local arrivals, ids = {}, {}
+  for place = 1, tonumber(read()) do
+    local more = before(read)
+    local arrival = read_arrival(read)
+    arrivals[place] = { arrival, more }
+    ids[place] = arrival.id
+  end
+  inbox.marks, inbox.fresh = {}, {}
+  if #ids == 0 then return arrivals, ids end
+  for place, mark in ipairs(redis.call('HMGET', in_key('done'), unpack(ids))) do
+    inbox.marks[ids[place]] = mark
+  end
+  return arrivals, ids
+end
+
 -- An id that was marked without its content (`postrider_once`) is taken for any.
 local function mark_of(arrival)
-  local mark = redis.call('HGET', in_key('done'), arrival.id)
+  local mark
+  if inbox.marks then
+    mark = inbox.marks[arrival.id]
+  else
+    mark = redis.call('HGET', in_key('done'), arrival.id)
+  end
   return mark, mark and (mark == '' or mark == arrival.digest)
 end
 
+function write_marks(marks)
+  if #marks == 0 then return end
+  local fields, position = {}, redis.call('INCRBY', in_key('position'), #marks) - #marks
+  for place, mark in ipairs(marks) do
+    fields[2 * place - 1], fields[2 * place] = mark.id, mark.digest
+  end
+  redis.call('HSET', in_key('done'), unpack(fields))
+  for place, mark in ipairs(marks) do
+    redis.call('XADD', in_key('log'), (position + place) .. '-0', 'at', now, 'id', mark.id, 'topic', mark.topic,
+      'key', mark.key and '=' .. mark.key or '', 'seq', mark.seq or '')
+  end
+  tell('processed', #marks)
+end
+
 local function mark(id, digest, topic, name, seq)
-  redis.call('HSET', in_key('done'), id, digest)
-  local position = redis.call('INCR', in_key('position'))
-  redis.call('XADD', in_key('log'), position .. '-0', 'at', now, 'id', id, 'topic', topic, 'key', name and '=' .. name or '',
-    'seq', seq or '')
-  tell('processed', 1)
+  local mark = { id = id, digest = digest, topic = topic, key = name, seq = seq }
+  if not inbox.marks then return write_marks({ mark }) end
+  inbox.marks[id] = digest
+  inbox.fresh[#inbox.fresh + 1] = mark
 end
 
 -- The receipt of a message that was done before, if it was.

@@ -3,8 +3,8 @@ begin(KEYS[1])
 local read = arguments(1)
 open_inbox(read(), read_rules(read))
 local lease, answers = read(), {}
-for place = 1, tonumber(read()) do
-  local token, arrival = read(), read_arrival(read)
+for place, asked in ipairs(read_arrivals(read, read)) do
+  local arrival, token = unpack(asked)
   local receipt = standing(arrival)
   if not receipt then
     local granted = redis.call('SET', in_key('r:' .. arrival.id), token, 'NX', 'PX', lease)
