@@ -57,26 +57,27 @@ impl Inbox for RedisStore {
         lease: Duration,
         rules: &InboxRules,
     ) -> Result<Vec<Reservation>, Error> {
-        let mut answers = Vec::with_capacity(arrivals.len());
+        let mut reservations = Vec::with_capacity(arrivals.len());
         for part in arrivals.chunks(MOST) {
-            let tokens: Vec<Uuid> = part.iter().map(|_| Uuid::new_v4()).collect();
-            let mut call = self.desk(&RESERVE, group, rules);
-            call.arg(wait(lease).max(1)).arg(part.len());
-            for (arrived, token) in part.iter().zip(&tokens) {
-                call.arg(token.to_string());
-                arrival(&mut call, arrived);
-            }
-            let mut answer = self.write(&call).await?;
-            for token in tokens {
-                let mut item = answer.list()?;
-                let word = item.text()?;
-                answers.push(match word.as_str() {
-                    "granted" => Reservation::Granted(token),
-                    _ => Reservation::Settled(receipt(&word, item)?),
+            let token = Uuid::new_v4();
+            let answers = self.ask(part, |part, told| {
+                let mut call = self.desk(&RESERVE, group, rules);
+                call.arg(wait(lease).max(1)).arg(part.len());
+                for arrived in part {
+                    call.arg(token.to_string());
+                    arrival(&mut call, arrived, told);
+                }
+                call
+            });
+            for answer in answers.await? {
+                let granted = Reader::from(answer.clone()).text()? == "granted";
+                reservations.push(match granted {
+                    true => Reservation::Granted(token),
+                    false => Reservation::Settled(receipt(answer)?),
                 });
             }
         }
-        Ok(answers)
+        Ok(reservations)
     }
 
     async fn conclude(
@@ -87,19 +88,24 @@ impl Inbox for RedisStore {
     ) -> Result<Vec<Receipt>, Error> {
         let mut receipts = Vec::with_capacity(conclusions.len());
         for part in conclusions.chunks(MOST) {
-            let mut call = self.desk(&CONCLUDE, group, rules);
-            call.arg(part.len());
-            for (arrived, token, handled) in part {
-                let (kind, error, after) = match handled {
-                    Handled::Done => ("done", "", None),
-                    Handled::Retry { error, after } => ("retry", clip(error), *after),
-                    Handled::Dead { error } => ("dead", clip(error), None),
-                    Handled::Unavailable { error } => ("unavailable", error.as_str(), None),
-                };
-                call.arg(token.to_string()).arg(kind).arg(error).arg(wait(after.unwrap_or_default()));
-                arrival(&mut call, arrived);
+            let answers = self.ask(part, |part, told| {
+                let mut call = self.desk(&CONCLUDE, group, rules);
+                call.arg(part.len());
+                for (arrived, token, handled) in part {
+                    let (kind, error, after, told) = match handled {
+                        Handled::Done => ("done", "", None, told),
+                        Handled::Retry { error, after } => ("retry", clip(error), *after, Told::Whole),
+                        Handled::Dead { error } => ("dead", clip(error), None, Told::Whole),
+                        Handled::Unavailable { error } => ("unavailable", error.as_str(), None, told),
+                    };
+                    call.arg(token.to_string()).arg(kind).arg(error).arg(wait(after.unwrap_or_default()));
+                    arrival(&mut call, arrived, told);
+                }
+                call
+            });
+            for answer in answers.await? {
+                receipts.push(receipt(answer)?);
             }
-            receipts.extend(receipts_of(self.write(&call).await?)?);
         }
         Ok(receipts)
     }
@@ -183,37 +189,57 @@ impl RedisStore {
         call.arg(wait(RetryPolicy::LEAST_JITTER)).arg(OTHER_CONTENT).arg(BEHIND);
         call
     }
+
+    /// Calls a script for `items`, told in brief, and again for those that it left unanswered, told as a whole. One answer
+    /// each, in order.
+    async fn ask<'a, T>(
+        &self,
+        items: &[T],
+        call: impl Fn(&[T], Told) -> Call<'a>,
+    ) -> Result<Vec<Value>, Error> {
+        let mut answers: Vec<Value> = self.write(&call(items, Told::Brief)).await?.collect();
+        if answers.len() < items.len() {
+            answers.extend(self.write(&call(&items[answers.len()..], Told::Whole)).await?);
+        }
+        if answers.len() != items.len() {
+            return Err(odd("a list of receipts"));
+        }
+        Ok(answers)
+    }
+}
+
+/// How much of an arrival a script is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// What tells it from others: enough for nearly all.
+    Brief,
+    /// All that is kept of it when it has to wait.
+    Whole,
 }
 
 /// An arrival as scripts read it.
-fn arrival(call: &mut Call<'_>, arrival: &Arrival) {
+fn arrival(call: &mut Call<'_>, arrival: &Arrival, told: Told) {
     let message = &arrival.message;
-    // Chance comes from here: inside a script it would be the same every time.
-    call.arg(message.id.to_string()).arg(digest(arrival)).arg(rand::random::<f64>());
-    call.arg(&message.topic).arg(&message.payload[..]).arg(&message.content_type).arg(headers_json(message));
-    call.arg(message.occurred_at.timestamp_millis());
-    call.optional(message.kind.as_deref().map(str::as_bytes));
+    call.arg(message.id.to_string()).arg(digest(arrival)).arg(&message.topic);
     call.optional(message.key.as_deref().map(str::as_bytes));
     call.optional(arrival.seq.map(|seq| seq.to_string()).as_deref().map(str::as_bytes));
-    call.arg(arrival.delivery);
+    call.flag(told == Told::Whole);
+    if told == Told::Whole {
+        // Chance comes from here: inside a script it would be the same every time.
+        call.arg(rand::random::<f64>()).arg(&message.payload[..]).arg(&message.content_type);
+        call.arg(headers_json(message)).arg(message.occurred_at.timestamp_millis());
+        call.optional(message.kind.as_deref().map(str::as_bytes)).arg(arrival.delivery);
+    }
 }
 
-fn receipts_of(answer: Reader) -> Result<Vec<Receipt>, Error> {
-    let read = |item: Value| {
-        let mut item = Reader::from(item);
-        let word = item.text()?;
-        receipt(&word, item)
-    };
-    answer.map(read).collect()
-}
-
-fn receipt(word: &str, mut rest: Reader) -> Result<Receipt, Error> {
-    Ok(match word {
+fn receipt(answer: Value) -> Result<Receipt, Error> {
+    let mut answer = Reader::from(answer);
+    Ok(match answer.text()?.as_str() {
         "done" => Receipt::Done,
         "duplicate" => Receipt::Duplicate,
-        "parked" => Receipt::Parked { error: rest.text()? },
-        "dead" => Receipt::Dead { error: rest.text()? },
-        "unavailable" => Receipt::Unavailable { error: rest.text()? },
+        "parked" => Receipt::Parked { error: answer.text()? },
+        "dead" => Receipt::Dead { error: answer.text()? },
+        "unavailable" => Receipt::Unavailable { error: answer.text()? },
         "busy" => Receipt::Busy,
         _ => return Err(odd("a receipt")),
     })

@@ -1,4 +1,4 @@
--- Writes what handlers did with reserved arrivals.
+-- Writes what handlers did with reserved arrivals. The answer ends before the first of which more must be known.
 begin(KEYS[1])
 local read = arguments(1)
 open_inbox(read(), read_rules(read))
@@ -29,6 +29,8 @@ for place, item in ipairs(asked) do
   local receipt
   if held[arrival.id] ~= handled.token then
     receipt = { 'busy' }
+  elseif is_lacking(arrival) then
+    break
   else
     -- A token ends one reservation, once.
     held[arrival.id] = nil

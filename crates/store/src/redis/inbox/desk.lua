@@ -35,10 +35,15 @@ end
 
 local ARRIVAL = { 'topic', 'payload', 'content_type', 'headers', 'occurred_at', 'type', 'key', 'seq', 'delivery' }
 
+-- What tells it from others, and all the rest if it is told: every byte of an argument costs a script its time.
 local function read_arrival(read)
-  return { id = read(), digest = read(), chance = tonumber(read()), topic = read(), payload = read(),
-    content_type = read(), headers = read(), occurred_at = read(), type = optional(read()), key = optional(read()),
-    seq = optional(read()), delivery = read() }
+  local arrival = { id = read(), digest = read(), topic = read(), key = optional(read()), seq = optional(read()),
+    whole = read() == '1' }
+  if arrival.whole then
+    arrival.chance, arrival.payload, arrival.content_type, arrival.headers = tonumber(read()), read(), read(), read()
+    arrival.occurred_at, arrival.type, arrival.delivery = read(), optional(read()), read()
+  end
+  return arrival
 end
 
 -- Those of a key that wait, and those that are Dead, by their position.
@@ -101,6 +106,7 @@ local function park(arrival, attempts, due, dead, text)
   local place = place_of(arrival.id)
   local position = place and place.position
   if not place then
+    if not arrival.whole then refuse('only what is known as a whole can be kept') end
     position = redis.call('INCR', in_key('position'))
     local fields = { 'id', arrival.id, 'digest', arrival.digest, 'position', position }
     for _, name in ipairs(ARRIVAL) do
@@ -230,6 +236,15 @@ local function done_before(arrival)
   local place = place_of(arrival.id)
   if place and (place.dead or place.digest ~= arrival.digest) then return { 'dead', inbox.rules.other_content } end
   return bury_in_inbox(arrival, 0, inbox.rules.other_content)
+end
+
+-- Whether an arrival that is known in brief may have to be kept. Whoever asked is answered up to the first such one, and
+-- tells all of the others: no later one of its key may pass it.
+local function is_lacking(arrival)
+  if arrival.whole then return false end
+  local known, same = mark_of(arrival)
+  if known then return not same end
+  return inbox.parked and not place_of(arrival.id) and blocked(arrival)
 end
 
 -- The receipt of an arrival that may not be worked on now, or nil and how often it has failed.

@@ -2,7 +2,7 @@
 
 use super::super::RedisStore;
 use super::super::script::script;
-use super::{MOST, arrival, receipts_of};
+use super::{MOST, Told, arrival, receipt};
 use crate::{Arrival, Error, InboxRules, Receipt, Work};
 
 /// What a store on Redis says of SQL.
@@ -53,9 +53,11 @@ impl RedisStore {
             let mut call = self.desk(&PROCESS, group, rules);
             call.arg(kind).arg(code).arg(part.len());
             for arrived in part {
-                arrival(&mut call, arrived);
+                arrival(&mut call, arrived, Told::Whole);
             }
-            receipts.extend(receipts_of(self.write(&call).await?)?);
+            for answer in self.write(&call).await? {
+                receipts.push(receipt(answer)?);
+            }
         }
         if kind == "script" {
             // It may have sent something.
