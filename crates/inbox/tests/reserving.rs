@@ -5,20 +5,16 @@
 mod world;
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use inbox::{Group, Handler};
-use message::{Message, MessageId};
+use message::Message;
 use store::sqlite::SqliteStore;
-use store::{
-    Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Remembered, Reservation, Work,
-};
+use store::{Arrival, Error, Inbox, InboxRules, Receipt, Reservation};
 use tokio::sync::Notify;
-use uuid::Uuid;
 use world::{GROUP, World, arrival, messages, rules};
 
 /// What happens to the rest of a batch.
@@ -31,19 +27,26 @@ enum Rest {
 
 /// A real store that does something to the second reservation.
 struct Slow {
+    store: Second,
+}
+
+testkit::pass_on!(Slow);
+
+struct Second {
     store: Arc<SqliteStore>,
     reservations: AtomicUsize,
     rest: Rest,
 }
 
-impl Slow {
-    fn new(world: &World, rest: Rest) -> Arc<Self> {
-        Arc::new(Self { store: Arc::clone(&world.store), reservations: AtomicUsize::new(0), rest })
+impl Deref for Second {
+    type Target = SqliteStore;
+
+    fn deref(&self) -> &SqliteStore {
+        &self.store
     }
 }
 
-#[async_trait]
-impl Inbox for Slow {
+impl Second {
     async fn reserve(
         &self,
         group: &str,
@@ -62,60 +65,12 @@ impl Inbox for Slow {
         }
         self.store.reserve(group, arrivals, lease, rules).await
     }
+}
 
-    async fn conclude(
-        &self,
-        group: &str,
-        conclusions: Vec<(Arrival, Uuid, Handled)>,
-        rules: &InboxRules,
-    ) -> Result<Vec<Receipt>, Error> {
-        self.store.conclude(group, conclusions, rules).await
-    }
-
-    async fn check(&self, work: &Work) -> Result<(), Error> {
-        self.store.check(work).await
-    }
-
-    async fn process(
-        &self,
-        group: &str,
-        arrivals: Vec<Arrival>,
-        work: &Work,
-        rules: &InboxRules,
-    ) -> Result<Vec<Receipt>, Error> {
-        self.store.process(group, arrivals, work, rules).await
-    }
-
-    async fn due(&self, group: &str, limit: usize) -> Result<Vec<Arrival>, Error> {
-        self.store.due(group, limit).await
-    }
-
-    async fn processed(&self, group: &str, page: Page) -> Result<Paged<Processed>, Error> {
-        self.store.processed(group, page).await
-    }
-
-    async fn parked(&self, group: &str, page: Page) -> Result<Paged<Parked>, Error> {
-        self.store.parked(group, page).await
-    }
-
-    async fn unpark(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
-        self.store.unpark(group, id, actor).await
-    }
-
-    async fn drop_parked(&self, group: &str, id: MessageId, actor: &str) -> Result<(), Error> {
-        self.store.drop_parked(group, id, actor).await
-    }
-
-    async fn inbox_counts(&self, group: &str) -> Result<InboxCounts, Error> {
-        self.store.inbox_counts(group).await
-    }
-
-    async fn remembered(&self, group: &str) -> Result<Remembered, Error> {
-        self.store.remembered(group).await
-    }
-
-    async fn forget_ids(&self, group: &str, keep: Duration) -> Result<u64, Error> {
-        self.store.forget_ids(group, keep).await
+impl Slow {
+    fn new(world: &World, rest: Rest) -> Arc<Self> {
+        let store = Arc::clone(&world.store);
+        Arc::new(Self { store: Second { store, reservations: AtomicUsize::new(0), rest } })
     }
 }
 
@@ -128,7 +83,7 @@ fn noting(handled: &Handling, store: &Arc<Slow>) -> Handler {
     Handler::closure(move |message: Message| {
         let (handled, store) = (Arc::clone(&handled), Arc::clone(&store));
         async move {
-            if let Rest::WaitsForAHandler(ran) = &store.rest {
+            if let Rest::WaitsForAHandler(ran) = &store.store.rest {
                 ran.notify_one();
             }
             let number = std::str::from_utf8(&message.payload).unwrap().parse().unwrap();
