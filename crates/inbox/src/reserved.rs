@@ -28,9 +28,10 @@ const STORE_BUSY: Duration = Duration::from_millis(100);
 /// What has ended waits so long for company while other handlers of its batch are at work: many marks are one transaction.
 const COMPANY: Duration = Duration::from_millis(10);
 
-/// Of a batch of at least so many a part is reserved first: its handlers work while the rest is reserved.
+/// A batch of at least so many is reserved in two parts: handlers work on the first while the rest is reserved.
 const LARGE: usize = 256;
-const FIRST_PART: usize = 4;
+/// The first is one of so many equal parts.
+const PARTS: usize = 4;
 
 /// A reserved message, by its place in the batch.
 #[derive(Clone, Copy)]
@@ -94,9 +95,7 @@ impl<'a> Batch<'a> {
             tasks: &mut tasks,
             lanes: HashMap::new(),
         };
-        let (reserved, held) = tokio::join!(reserving.run(now), self.collect(Heard(heard), until));
-        reserved?;
-        let mut held = held?;
+        let ((), mut held) = tokio::try_join!(reserving.run(now), self.collect(Heard(heard), until))?;
         held.extend(later);
         held.sort_unstable();
         let stuck = self.stuck();
@@ -235,7 +234,7 @@ impl Reserving<'_> {
     /// # Errors
     /// When nothing could be reserved. If that befalls the rest of a batch, it comes again.
     async fn run(mut self, places: Vec<usize>) -> Result<(), Error> {
-        let first = if places.len() < LARGE { places.len() } else { places.len() / FIRST_PART };
+        let first = if places.len() < LARGE { places.len() } else { places.len() / PARTS };
         let (first, rest) = places.split_at(first);
         let answers = self.ask(first).await?;
         self.hand_over(first, answers);
