@@ -334,7 +334,7 @@ impl<'a> Desk<'a> {
                      SELECT r.place FROM unnest($2::uuid[], $3::uuid[]) AS w(id, token) CROSS JOIN LATERAL
                      (SELECT ctid AS place FROM inbox_reserved
                       WHERE grp = $1 AND id = w.id AND token = w.token AND until > $4 OFFSET 0) r))
-                 AND (id, token) IN (SELECT * FROM unnest($2::uuid[], $3::uuid[])) RETURNING id, token",
+                 AND token = ANY ($3) RETURNING id, token",
                 &[
                     (&self.group, Type::INT8),
                     (&ids, Type::UUID_ARRAY),
