@@ -100,13 +100,16 @@ enum Scenario {
     #[cfg(feature = "brokers")]
     /// Throughput and latency of all six promises into a broker, as shares of at-least-once.
     Semantics {
-        /// The broker; otherwise those that `cargo xtask servers up kafka nats rabbitmq` has started, one after the other.
+        /// The broker; otherwise those that `cargo xtask servers up postgres kafka nats rabbitmq` has started, one after the
+        /// other.
         #[arg(long)]
         broker: Option<String>,
-        /// The store is PostgreSQL on this server, as it is for users; otherwise messages wait in memory, and what a
-        /// promise costs is all that is seen.
+        /// The PostgreSQL that messages are written to; otherwise the one that was started.
         #[arg(long)]
         server: Option<String>,
+        /// Messages wait in memory instead: what a promise costs is all that is seen.
+        #[arg(long, conflicts_with = "server")]
+        memory: bool,
         /// Only these, beside at-least-once.
         #[arg(long, value_delimiter = ',')]
         only: Vec<message::Semantics>,
@@ -171,14 +174,15 @@ async fn main() -> Result<()> {
             compare(size, pairs, async || publish::run(&broker, size, &settings, headers).await).await
         }
         #[cfg(feature = "brokers")]
-        Scenario::Semantics { broker, server, only } => {
-            let brokers = match broker {
+        Scenario::Semantics { broker, server, memory, only } => {
+            let started = |name| testkit::servers::find(name).map_err(anyhow::Error::msg);
+            let brokers: Vec<String> = match broker {
                 Some(broker) => vec![broker],
-                None => ["kafka", "nats", "rabbitmq"]
-                    .map(testkit::servers::find)
-                    .into_iter()
-                    .collect::<Result<_, _>>()
-                    .map_err(anyhow::Error::msg)?,
+                None => ["kafka", "nats", "rabbitmq"].into_iter().map(started).collect::<Result<_>>()?,
+            };
+            let server = match server {
+                None if !memory => Some(started("postgres")?),
+                server => server,
             };
             for broker in brokers {
                 semantics::run(&broker, server.as_deref(), &only, size, pairs).await?;
