@@ -41,6 +41,7 @@ struct Turn {
 }
 
 /// What became of a turn.
+#[derive(Clone)]
 enum Ended {
     /// The handler ran.
     Ran(Handled),
@@ -48,6 +49,17 @@ enum Ended {
     Held,
     /// The handler is down.
     Down(String),
+}
+
+impl Ended {
+    /// What becomes of those behind it, if they are not to be run.
+    fn of_followers(&self) -> Option<Self> {
+        match self {
+            Self::Ran(Handled::Done) => None,
+            Self::Ran(Handled::Unavailable { error }) | Self::Down(error) => Some(Self::Down(error.clone())),
+            Self::Ran(_) | Self::Held => Some(Self::Held),
+        }
+    }
 }
 
 /// What is known of a place in the batch.
@@ -322,14 +334,6 @@ struct Runner {
     outcomes: mpsc::UnboundedSender<Outcome>,
 }
 
-/// Why the messages of a queue are not run any more.
-#[derive(Clone)]
-enum Stopped {
-    /// Those that follow wait for what becomes of an earlier one.
-    Held,
-    Down(String),
-}
-
 impl Runner {
     fn new(
         group: &Group,
@@ -352,42 +356,35 @@ impl Runner {
     }
 
     async fn run(self, mut turns: mpsc::UnboundedReceiver<Turn>) {
-        let mut stopped = None;
+        // How those end that follow one after which none is run.
+        let mut rest: Option<Ended> = None;
         while let Some(turn) = turns.recv().await {
-            let ended = match &stopped {
-                None => self.turn(turn, &mut stopped).await,
-                Some(Stopped::Held) => Ended::Held,
-                Some(Stopped::Down(error)) => Ended::Down(error.clone()),
+            let ended = match &rest {
+                Some(ended) => ended.clone(),
+                None => self.turn(turn).await,
             };
+            rest = rest.or_else(|| ended.of_followers());
             // Nobody listens when the whole batch was dropped; the reservation then ends by itself.
             let _ = self.outcomes.send(Outcome::Ended(turn, ended));
         }
     }
 
-    async fn turn(&self, turn: Turn, stopped: &mut Option<Stopped>) -> Ended {
+    async fn turn(&self, turn: Turn) -> Ended {
         // The semaphore is never closed.
         let _worker = self.workers.acquire().await;
         if self.down.load(Ordering::Relaxed) {
-            let error = "not tried: the handler is down".to_owned();
-            *stopped = Some(Stopped::Down(error.clone()));
-            return Ended::Down(error);
+            return Ended::Down("not tried: the handler is down".to_owned());
         }
         if Instant::now() + self.limit > self.until {
-            *stopped = Some(Stopped::Held);
             return Ended::Held;
         }
         let arrival = &self.arrivals[turn.place];
         debug!(message_id = %arrival.message.id, group = %self.group, "handing over");
         let ran = self.handler.run(&self.group, arrival, self.limit).await;
         let handled = self.suspects.weigh(arrival.message.id, ran, self.give_up_after);
-        *stopped = match &handled {
-            Handled::Done => None,
-            Handled::Unavailable { error } => {
-                self.down.store(true, Ordering::Relaxed);
-                Some(Stopped::Down(error.clone()))
-            }
-            _ => Some(Stopped::Held),
-        };
+        if matches!(handled, Handled::Unavailable { .. }) {
+            self.down.store(true, Ordering::Relaxed);
+        }
         Ended::Ran(handled)
     }
 }

@@ -40,14 +40,7 @@ const PATIENCE: u32 = 60;
 /// # Errors
 /// When a statement fails or the database is from a newer program.
 pub async fn migrate(url: &str) -> Result<Vec<Migration>, Error> {
-    let options = options(url, 2)?;
-    persist(|| async {
-        let mut connection = connect(options.clone()).await?;
-        let applied = bring(&mut connection).await;
-        close(connection).await;
-        applied
-    })
-    .await
+    on_its_own(url, bring).await
 }
 
 /// The steps that the database at `url` has not seen yet. Changes nothing.
@@ -55,12 +48,17 @@ pub async fn migrate(url: &str) -> Result<Vec<Migration>, Error> {
 /// # Errors
 /// When the database cannot be reached or is from a newer program.
 pub async fn pending(url: &str) -> Result<Vec<Migration>, Error> {
+    on_its_own(url, missing).await
+}
+
+/// Does something on a connection of its own, and again when that breaks: every step can be.
+async fn on_its_own<T>(url: &str, work: impl AsyncFn(&mut Conn) -> Result<T, Trouble>) -> Result<T, Error> {
     let options = options(url, 2)?;
-    persist(|| async {
+    persist(async || {
         let mut connection = connect(options.clone()).await?;
-        let missing = missing(&mut connection).await;
+        let done = work(&mut connection).await;
         close(connection).await;
-        missing
+        done
     })
     .await
 }

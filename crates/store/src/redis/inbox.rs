@@ -70,10 +70,9 @@ impl Inbox for RedisStore {
                 call
             });
             for answer in answers.await? {
-                let granted = Reader::from(answer.clone()).text()? == "granted";
-                reservations.push(match granted {
-                    true => Reservation::Granted(token),
-                    false => Reservation::Settled(receipt(answer)?),
+                reservations.push(match word(answer)? {
+                    (word, _) if word == "granted" => Reservation::Granted(token),
+                    said => Reservation::Settled(receipt(said)?),
                 });
             }
         }
@@ -104,7 +103,7 @@ impl Inbox for RedisStore {
                 call
             });
             for answer in answers.await? {
-                receipts.push(receipt(answer)?);
+                receipts.push(receipt(word(answer)?)?);
             }
         }
         Ok(receipts)
@@ -232,14 +231,19 @@ fn arrival(call: &mut Call<'_>, arrival: &Arrival, told: Told) {
     }
 }
 
-fn receipt(answer: Value) -> Result<Receipt, Error> {
-    let mut answer = Reader::from(answer);
-    Ok(match answer.text()?.as_str() {
+/// What a script says of one arrival: a word, and what belongs to it.
+fn word(answer: Value) -> Result<(String, Reader), Error> {
+    let mut rest = Reader::from(answer);
+    Ok((rest.text()?, rest))
+}
+
+fn receipt((word, mut rest): (String, Reader)) -> Result<Receipt, Error> {
+    Ok(match word.as_str() {
         "done" => Receipt::Done,
         "duplicate" => Receipt::Duplicate,
-        "parked" => Receipt::Parked { error: answer.text()? },
-        "dead" => Receipt::Dead { error: answer.text()? },
-        "unavailable" => Receipt::Unavailable { error: answer.text()? },
+        "parked" => Receipt::Parked { error: rest.text()? },
+        "dead" => Receipt::Dead { error: rest.text()? },
+        "unavailable" => Receipt::Unavailable { error: rest.text()? },
         "busy" => Receipt::Busy,
         _ => return Err(odd("a receipt")),
     })

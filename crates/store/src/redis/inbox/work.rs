@@ -2,7 +2,7 @@
 
 use super::super::RedisStore;
 use super::super::script::script;
-use super::{MOST, Told, arrival, receipt};
+use super::{MOST, Told, arrival, receipt, word};
 use crate::{Arrival, Error, InboxRules, Receipt, Work};
 
 /// What a store on Redis says of SQL.
@@ -56,7 +56,7 @@ impl RedisStore {
                 arrival(&mut call, arrived, Told::Whole);
             }
             for answer in self.write(&call).await? {
-                receipts.push(receipt(answer)?);
+                receipts.push(receipt(word(answer)?)?);
             }
         }
         if kind == "script" {
