@@ -6,7 +6,6 @@ mod world;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,7 +33,8 @@ testkit::pass_on!(Slow);
 
 struct Second {
     store: Arc<SqliteStore>,
-    reservations: AtomicUsize,
+    /// How many messages were asked for, call by call.
+    reservations: Mutex<Vec<usize>>,
     rest: Rest,
 }
 
@@ -54,7 +54,12 @@ impl Second {
         lease: Duration,
         rules: &InboxRules,
     ) -> Result<Vec<Reservation>, Error> {
-        if self.reservations.fetch_add(1, Ordering::SeqCst) == 1 {
+        let call = {
+            let mut reservations = self.reservations.lock().unwrap();
+            reservations.push(arrivals.len());
+            reservations.len()
+        };
+        if call == 2 {
             match &self.rest {
                 Rest::WaitsForAHandler(ran) => ran.notified().await,
                 Rest::Fails => {
@@ -70,7 +75,7 @@ impl Second {
 impl Slow {
     fn new(world: &World, rest: Rest) -> Arc<Self> {
         let store = Arc::clone(&world.store);
-        Arc::new(Self { store: Second { store, reservations: AtomicUsize::new(0), rest } })
+        Arc::new(Self { store: Second { store, reservations: Mutex::default(), rest } })
     }
 }
 
@@ -111,6 +116,7 @@ async fn handlers_work_while_the_rest_is_reserved_and_each_key_stays_in_order() 
     let arrivals = batch();
     let handling = tokio::time::timeout(Duration::from_secs(60), group.process(arrivals.clone()));
     let receipts = handling.await.expect("nobody waits for anybody").unwrap();
+    assert_eq!(store.store.reservations.lock().unwrap()[..2], [100, 300], "a quarter first, then the rest");
     let (failed, others): (Vec<_>, Vec<_>) = arrivals
         .into_iter()
         .zip(receipts)
