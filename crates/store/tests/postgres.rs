@@ -11,8 +11,8 @@ use std::time::Duration;
 use message::{Message, MessageId, Status};
 use store::postgres::{Config, MIGRATIONS, PostgresStore};
 use store::{
-    Acknowledged, Amend, Append, Arrival, Claim, Filter, Inbox, InboxRules, Inspect, Page, Receipt, Record,
-    Sent, Store, Verdict, Work,
+    Acknowledged, Amend, Append, Arrival, Claim, Filter, Handled, Inbox, InboxRules, Inspect, Page, Receipt,
+    Record, Reservation, Sent, Store, Verdict, Work,
 };
 use testkit::store::{Relay, dead, free, holding, sent};
 use testkit::{eventually, within};
@@ -285,6 +285,34 @@ async fn several_processes_may_migrate_at_once() {
         .unwrap();
     let newer = PostgresStore::connect(Config::new(database.url())).await.unwrap_err().to_string();
     assert!(newer.contains("99") && newer.contains("newer program"), "{newer}");
+}
+
+#[tokio::test]
+async fn what_was_reserved_before_a_migration_is_concluded_after_it() {
+    let database = Database::fresh().await;
+    let application = database.application().await;
+    for step in &MIGRATIONS[..4] {
+        application.batch_execute(step.sql).await.unwrap();
+    }
+    let one = Arrival { message: Message::new("orders", "1"), seq: None, delivery: 0 };
+    let (id, token) = (one.message.id.0, uuid::Uuid::new_v4());
+    application
+        .batch_execute(&format!(
+            "CREATE TABLE postrider_migrations (version integer PRIMARY KEY, name text NOT NULL,
+                                                applied_at timestamptz NOT NULL DEFAULT clock_timestamp());
+             INSERT INTO postrider_migrations (version, name) SELECT v, 'x' FROM generate_series(1, 4) AS v;
+             INSERT INTO inbox_groups (name) VALUES ('billing');
+             INSERT INTO inbox_reserved (grp, id, token, until)
+             SELECT grp, '{id}', '{token}', clock_timestamp() + interval '1 hour' FROM inbox_groups"
+        ))
+        .await
+        .unwrap();
+    let (store, rules) = (open(&database).await, InboxRules::default());
+    let again = store.reserve("billing", vec![one.clone()], PATIENCE, &rules).await.unwrap();
+    assert_eq!(again, [Reservation::Settled(Receipt::Busy)]);
+    let concluded = store.conclude("billing", vec![(one, token, Handled::Done)], &rules).await.unwrap();
+    assert_eq!(concluded, [Receipt::Done]);
+    assert_eq!(number(&application, "SELECT count(*) FROM inbox_reserved").await, 0, "nothing is left of it");
 }
 
 #[tokio::test]

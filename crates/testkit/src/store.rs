@@ -222,6 +222,8 @@ macro_rules! store_cases {
             inbox::an_unavailable_handler_changes_nothing => BlamesTheMessage;
             inbox::after_the_first_unavailable_the_rest_are_not_tried => TriesTheRest;
             inbox::a_reserved_message_is_nobody_elses => GrantsTwice;
+            inbox::of_many_who_reserve_an_id_at_once_one_has_it => GrantsTwice;
+            inbox::what_was_reserved_together_may_end_apart => GrantsTwice;
             inbox::a_reservation_ends_with_its_lease => EndlessReservations;
             inbox::a_conclusion_with_an_old_token_changes_nothing => AcceptsOldTokens;
             inbox::work_done_under_a_valid_token_is_done => DistrustsConclusions;

@@ -8,6 +8,7 @@
 mod desk;
 mod forget;
 mod parked;
+mod reserved;
 mod work;
 
 use std::collections::HashMap;

@@ -11,11 +11,11 @@ use super::super::PostgresStore;
 use super::super::acknowledge::Acknowledger;
 use super::super::connection::Transaction;
 use super::super::error::Trouble;
-use super::super::row::after;
-use super::parked::{Standing, lock_keys};
+use super::parked::{Standing, key_lock, lock};
+use super::reserved::{Held, id_lock};
 use super::work::{Fault, Job};
 use crate::column::{OTHER_CONTENT, digest};
-use crate::{Arrival, Error, Handled, InboxRules, Receipt, Reservation, Seq};
+use crate::{Arrival, Error, Handled, InboxRules, Receipt, Seq};
 
 /// What is known of an id.
 pub(super) enum Mark {
@@ -57,12 +57,14 @@ pub(super) struct Desk<'a> {
     pub(super) group: i64,
     pub(super) now: DateTime<Utc>,
     pub(super) counts: Changes,
-    marks: HashMap<Uuid, Mark>,
+    pub(super) marks: HashMap<Uuid, Mark>,
     acknowledged: Vec<(message::MessageId, Option<Seq>, String)>,
     /// Whether anything is parked for the group: nearly always not, and then nobody needs to look.
     pub(super) parked: bool,
-    /// Whether anything is reserved for it; only who does work asks.
+    /// Whether anything is reserved for it.
     reservations: bool,
+    /// What is left of reservations of which some has ended here.
+    pub(super) held: Vec<Held>,
 }
 
 impl<'a> Desk<'a> {
@@ -80,27 +82,30 @@ impl<'a> Desk<'a> {
             Some((arrival.message.topic.as_str(), arrival.message.key.as_deref().filter(|_| rules.ordered)?))
         };
         let arrivals: Vec<&Arrival> = arrivals.collect();
-        let keys: Vec<(&str, &str)> = arrivals.iter().filter_map(|arrival| key(arrival)).collect();
+        let mut locks: Vec<i64> = arrivals
+            .iter()
+            .filter_map(|arrival| key(arrival))
+            .map(|(topic, key)| key_lock(group, topic, key))
+            .collect();
+        if purpose == Purpose::Reserve {
+            locks.extend(arrivals.iter().map(|arrival| id_lock(group, arrival.message.id)));
+        }
         let (looked_up, marked): (Vec<&Arrival>, Vec<&Arrival>) =
             arrivals.into_iter().partition(|arrival| purpose == Purpose::Reserve && key(arrival).is_some());
         let looked_up: Vec<Uuid> = looked_up.into_iter().map(|arrival| arrival.message.id.0).collect();
-        let (begun, locked, marked, known) = tokio::join!(biased;
-            tx.begin(), lock_keys(tx, group, &keys), mark(tx, group, &marked), done(tx, group, &looked_up));
+        let group_number = [(&group as _, Type::INT8)];
+        let look = tx.one(
+            "SELECT clock_timestamp(), EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1),
+                    EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1)",
+            &group_number,
+        );
+        let (begun, locked, marked, known, row) = tokio::join!(biased;
+            tx.begin(), lock(tx, locks), mark(tx, group, &marked), done(tx, group, &looked_up), look);
         begun?;
         locked?;
         let mut marks = marked?;
         marks.extend(known?);
-        let sql = match purpose {
-            Purpose::Process => {
-                "SELECT clock_timestamp(), EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1),
-                        EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1)"
-            }
-            // Who reserves has many: their index begins with the dead entries of a minute, and nobody here asks.
-            Purpose::Reserve | Purpose::Conclude => {
-                "SELECT clock_timestamp(), EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1), false"
-            }
-        };
-        let row = tx.one(sql, &[(&group, Type::INT8)]).await?;
+        let row = row?;
         Ok(Self {
             store,
             tx,
@@ -113,10 +118,11 @@ impl<'a> Desk<'a> {
             acknowledged: Vec::new(),
             parked: row.try_get(1)?,
             reservations: row.try_get(2)?,
+            held: Vec::new(),
         })
     }
 
-    /// Takes back the marks of what was not done, and writes acknowledgements and counters.
+    /// Takes back the marks of what was not done, ends reservations, and writes acknowledgements and counters.
     pub(super) async fn finish(self) -> Result<(), Trouble> {
         let undone: Vec<Uuid> =
             self.marks.iter().filter(|(_, mark)| !matches!(mark, Mark::Done(_))).map(|(id, _)| *id).collect();
@@ -129,6 +135,9 @@ impl<'a> Desk<'a> {
                     &[(&self.group, Type::INT8), (&undone, Type::UUID_ARRAY)],
                 )
                 .await?;
+        }
+        for held in &self.held {
+            held.write(self.tx, self.group).await?;
         }
         if self.rules.acknowledge {
             Acknowledger { tx: self.tx, sent: self.store.sent }.acknowledge(&self.acknowledged).await?;
@@ -184,7 +193,7 @@ impl<'a> Desk<'a> {
             Standing::Settled(receipt) => return Ok(receipt),
             Standing::Free { attempts } => attempts,
         };
-        if self.reserved(arrival).await? {
+        if self.reservations && !self.reserved(vec![arrival.message.id.0]).await?.is_empty() {
             return Ok(Receipt::Busy);
         }
         self.tx.batch("SAVEPOINT work").await?;
@@ -200,7 +209,7 @@ impl<'a> Desk<'a> {
     }
 
     /// Writes what the handler said, for an arrival that is free.
-    async fn conclude(
+    pub(super) async fn conclude(
         &mut self,
         arrival: &Arrival,
         attempts: u32,
@@ -215,13 +224,13 @@ impl<'a> Desk<'a> {
     }
 
     /// Its work is done: the mark stays.
-    async fn done(&mut self, arrival: &Arrival) -> Result<Receipt, Trouble> {
+    pub(super) async fn done(&mut self, arrival: &Arrival) -> Result<Receipt, Trouble> {
         self.counts.processed += 1;
         self.marks.insert(arrival.message.id.0, Mark::Done(Some(digest(arrival))));
         self.finished(arrival).await
     }
 
-    async fn finished(&mut self, arrival: &Arrival) -> Result<Receipt, Trouble> {
+    pub(super) async fn finished(&mut self, arrival: &Arrival) -> Result<Receipt, Trouble> {
         self.unpark(arrival, true).await?;
         self.acknowledge(arrival);
         Ok(Receipt::Done)
@@ -249,136 +258,6 @@ impl<'a> Desk<'a> {
         match self.place(arrival.message.id).await? {
             Some(place) if place.dead || !place.is_of(arrival) => Ok(Some(Receipt::Dead { error })),
             _ => self.bury(arrival, 0, error).await.map(Some),
-        }
-    }
-
-    pub(super) async fn reserve(
-        &mut self,
-        arrivals: &[Arrival],
-        lease: Duration,
-    ) -> Result<Vec<Reservation>, Trouble> {
-        let mut answers = Vec::with_capacity(arrivals.len());
-        let mut wanted: HashMap<Uuid, Uuid> = HashMap::new();
-        for arrival in arrivals {
-            let id = arrival.message.id.0;
-            answers.push(match self.standing(arrival).await? {
-                Standing::Settled(receipt) => Some(receipt),
-                Standing::Free { .. } if wanted.contains_key(&id) => Some(Receipt::Busy),
-                Standing::Free { .. } => {
-                    wanted.insert(id, Uuid::new_v4());
-                    None
-                }
-            });
-        }
-        let (ids, tokens): (Vec<Uuid>, Vec<Uuid>) = wanted.into_iter().unzip();
-        let rows = self
-            .tx
-            .query(
-                "INSERT INTO inbox_reserved (grp, id, token, until)
-                 SELECT $1, r.id, r.token, $4 FROM unnest($2::uuid[], $3::uuid[]) AS r(id, token) ORDER BY r.id
-                 ON CONFLICT (grp, id) DO UPDATE SET token = excluded.token, until = excluded.until
-                 WHERE inbox_reserved.until <= $5 RETURNING id, token",
-                &[
-                    (&self.group, Type::INT8),
-                    (&ids, Type::UUID_ARRAY),
-                    (&tokens, Type::UUID_ARRAY),
-                    (&after(self.now, lease), Type::TIMESTAMPTZ),
-                    (&self.now, Type::TIMESTAMPTZ),
-                ],
-            )
-            .await?;
-        let mut granted: HashMap<Uuid, Uuid> = HashMap::new();
-        for row in &rows {
-            granted.insert(row.try_get(0)?, row.try_get(1)?);
-        }
-        let answer = |(arrival, answer): (&Arrival, Option<Receipt>)| match answer {
-            Some(receipt) => Reservation::Settled(receipt),
-            None => match granted.get(&arrival.message.id.0) {
-                Some(token) => Reservation::Granted(*token),
-                None => Reservation::Settled(Receipt::Busy),
-            },
-        };
-        Ok(arrivals.iter().zip(answers).map(answer).collect())
-    }
-
-    async fn reserved(&self, arrival: &Arrival) -> Result<bool, Trouble> {
-        if !self.reservations {
-            return Ok(false);
-        }
-        let row = self
-            .tx
-            .one(
-                "SELECT EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1 AND id = $2 AND until > $3)",
-                &[
-                    (&self.group, Type::INT8),
-                    (&arrival.message.id.0, Type::UUID),
-                    (&self.now, Type::TIMESTAMPTZ),
-                ],
-            )
-            .await?;
-        Ok(row.try_get(0)?)
-    }
-
-    pub(super) async fn conclude_all(
-        &mut self,
-        conclusions: &[(Arrival, Uuid, Handled)],
-    ) -> Result<Vec<Receipt>, Trouble> {
-        let (ids, tokens): (Vec<Uuid>, Vec<Uuid>) =
-            conclusions.iter().map(|(arrival, token, _)| (arrival.message.id.0, *token)).unzip();
-        let rows = self
-            .tx
-            .query(
-                // One id after another: whatever the planner believes of a table that is mostly dead rows, it reads these
-                // and no others. A row that changed in between is not theirs any more.
-                "DELETE FROM inbox_reserved WHERE ctid = ANY (ARRAY(
-                     SELECT r.place FROM unnest($2::uuid[], $3::uuid[]) AS w(id, token) CROSS JOIN LATERAL
-                     (SELECT ctid AS place FROM inbox_reserved
-                      WHERE grp = $1 AND id = w.id AND token = w.token AND until > $4 OFFSET 0) r))
-                 AND token = ANY ($3) RETURNING id, token",
-                &[
-                    (&self.group, Type::INT8),
-                    (&ids, Type::UUID_ARRAY),
-                    (&tokens, Type::UUID_ARRAY),
-                    (&self.now, Type::TIMESTAMPTZ),
-                ],
-            )
-            .await?;
-        let mut ended: HashMap<Uuid, Uuid> = HashMap::new();
-        for row in &rows {
-            ended.insert(row.try_get(0)?, row.try_get(1)?);
-        }
-        let mut receipts = Vec::with_capacity(conclusions.len());
-        for (arrival, token, handled) in conclusions {
-            let id = arrival.message.id.0;
-            receipts.push(if ended.get(&id) != Some(token) {
-                Receipt::Busy
-            } else {
-                // A token ends one reservation, once.
-                ended.remove(&id);
-                self.conclude_one(arrival, handled.clone()).await?
-            });
-        }
-        Ok(receipts)
-    }
-
-    async fn conclude_one(&mut self, arrival: &Arrival, handled: Handled) -> Result<Receipt, Trouble> {
-        if handled == Handled::Done {
-            // The work was done outside under a valid token: that cannot be undone, wherever its key stands by now. A
-            // handler with a transaction of its own (`once`) made the mark in it: done, not a duplicate.
-            if let Some(Mark::Done(known)) = self.marks.get(&arrival.message.id.0)
-                && known.as_ref().is_none_or(|known| *known == digest(arrival))
-            {
-                return self.finished(arrival).await;
-            }
-            return match self.done_before(arrival).await? {
-                Some(receipt) => Ok(receipt),
-                None => self.done(arrival).await,
-            };
-        }
-        // Looked at again: the reservation kept others from working on it, not from parking it.
-        match self.standing(arrival).await? {
-            Standing::Settled(receipt) => Ok(receipt),
-            Standing::Free { attempts } => self.conclude(arrival, attempts, handled).await,
         }
     }
 

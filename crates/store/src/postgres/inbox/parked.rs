@@ -40,21 +40,27 @@ impl Place {
     }
 }
 
-/// Keeps others from the keys until the transaction ends. In one order, so that nobody waits in a circle.
-pub(super) async fn lock_keys(tx: &Transaction, group: i64, keys: &[(&str, &str)]) -> Result<(), Trouble> {
-    if keys.is_empty() {
+/// What keeps others from a key.
+pub(super) fn key_lock(group: i64, topic: &str, key: &str) -> i64 {
+    lock_name(group, [topic.as_bytes(), &[0], key.as_bytes()])
+}
+
+/// The name of a lock for this of a group.
+pub(super) fn lock_name<const N: usize>(group: i64, parts: [&[u8]; N]) -> i64 {
+    let mut hash = Sha256::new();
+    hash.update(group.to_be_bytes());
+    for part in parts {
+        hash.update(part);
+    }
+    let hash = hash.finalize();
+    i64::from_be_bytes(hash[..8].try_into().expect("a hash has more than eight bytes"))
+}
+
+/// Keeps others from these until the transaction ends. In one order, so that nobody waits in a circle.
+pub(super) async fn lock(tx: &Transaction, mut names: Vec<i64>) -> Result<(), Trouble> {
+    if names.is_empty() {
         return Ok(());
     }
-    let name = |(topic, key): &(&str, &str)| {
-        let mut hash = Sha256::new();
-        hash.update(group.to_be_bytes());
-        hash.update(topic.as_bytes());
-        hash.update([0]);
-        hash.update(key.as_bytes());
-        let hash = hash.finalize();
-        i64::from_be_bytes(hash[..8].try_into().expect("a hash has more than eight bytes"))
-    };
-    let mut names: Vec<i64> = keys.iter().map(name).collect();
     names.sort_unstable();
     names.dedup();
     tx.execute(
@@ -305,7 +311,7 @@ pub(super) fn page(group: &str, rows: &[Row], page: Page) -> Result<Paged<Parked
 }
 
 /// The number of the group that keeps a message, whose key is locked.
-async fn lock(tx: &Transaction, group: &str, id: MessageId) -> Result<i64, Trouble> {
+async fn lock_parked(tx: &Transaction, group: &str, id: MessageId) -> Result<i64, Trouble> {
     let rows = tx
         .query(
             "SELECT p.grp, p.topic, p.key FROM inbox_parked p JOIN inbox_groups g ON g.grp = p.grp
@@ -316,13 +322,13 @@ async fn lock(tx: &Transaction, group: &str, id: MessageId) -> Result<i64, Troub
     let row = rows.first().ok_or_else(|| not_parked(group, id))?;
     let number = row.try_get(0)?;
     if let Some(key) = row.try_get::<_, Option<&str>>(2)? {
-        lock_keys(tx, number, &[(row.try_get(1)?, key)]).await?;
+        lock(tx, vec![key_lock(number, row.try_get(1)?, key)]).await?;
     }
     Ok(number)
 }
 
 pub(super) async fn unpark(tx: &Transaction, group: &str, id: MessageId) -> Result<(), Trouble> {
-    let number = lock(tx, group, id).await?;
+    let number = lock_parked(tx, group, id).await?;
     // One that waits behind another of its key goes on waiting; whether one that was Dead must wait is seen, by
     // the rules of its group, when it is tried.
     let rows = tx
@@ -348,7 +354,7 @@ pub(super) async fn unpark(tx: &Transaction, group: &str, id: MessageId) -> Resu
 /// Removes a parked message and answers it, for the audit.
 pub(super) async fn discard(tx: &Transaction, group: &str, id: MessageId) -> Result<Message, Trouble> {
     const EXTRA: usize = MESSAGE_COLUMNS;
-    let number = lock(tx, group, id).await?;
+    let number = lock_parked(tx, group, id).await?;
     let rows = tx
         .query(
             concat!(

@@ -356,6 +356,46 @@ pub async fn a_reserved_message_is_nobody_elses(world: World) {
     assert_eq!(reserve(&there, &one, HOUR).await, Reservation::Settled(Receipt::Duplicate));
 }
 
+/// Inbox 7: however parallel, and whatever keys come with the id.
+pub async fn of_many_who_reserve_an_id_at_once_one_has_it(world: World) {
+    let (here, there) = (world.open().await, world.open().await);
+    let rules = InboxRules { ordered: true, ..rules() };
+    for _ in 0..20 {
+        let one = arrival("a");
+        let reserving = (0..16).map(|worker| {
+            let store = if worker % 2 == 0 { &here } else { &there };
+            let mut one = one.clone();
+            one.message.key = Some(format!("key {}", worker % 4));
+            store.reserve("billing", vec![one], HOUR, &rules)
+        });
+        let answers = futures::future::try_join_all(reserving).await.expect("answers");
+        let granted = answers.iter().filter(|answers| matches!(answers[0], Reservation::Granted(_))).count();
+        assert_eq!(granted, 1, "{answers:?}");
+    }
+}
+
+/// Inbox 7: what was reserved by one call is concluded one by one.
+pub async fn what_was_reserved_together_may_end_apart(world: World) {
+    let store = world.open().await;
+    let all = ["a", "b", "c"].map(arrival);
+    let reserved = store.reserve("billing", all.to_vec(), HOUR, &rules()).await.expect("an answer");
+    let tokens = reserved.into_iter().map(|reservation| match reservation {
+        Reservation::Granted(token) => token,
+        Reservation::Settled(receipt) => panic!("it is free to be reserved: {receipt:?}"),
+    });
+    let tokens: Vec<Uuid> = tokens.collect();
+    let [a, b, c] = &all;
+    assert_eq!(conclude(&store, b, tokens[1], Handled::Done).await, Receipt::Done);
+    assert_eq!(reserve(&store, a, HOUR).await, Reservation::Settled(Receipt::Busy));
+    let down = Handled::Unavailable { error: "down".to_owned() };
+    assert!(matches!(conclude(&store, a, tokens[0], down).await, Receipt::Unavailable { .. }));
+    assert_eq!(conclude(&store, a, tokens[0], Handled::Done).await, Receipt::Busy, "it was given up");
+    assert_eq!(reserve(&store, c, HOUR).await, Reservation::Settled(Receipt::Busy));
+    let token = granted(&store, a, HOUR).await;
+    assert_eq!(conclude(&store, c, tokens[2], Handled::Done).await, Receipt::Done);
+    assert_eq!(conclude(&store, a, token, Handled::Done).await, Receipt::Done);
+}
+
 /// Inbox 7: a worker that fell silent loses its reservation.
 pub async fn a_reservation_ends_with_its_lease(world: World) {
     let store = world.open().await;
