@@ -609,3 +609,21 @@ async fn a_handlers_sql_gets_the_types_it_needs() {
     let missing = store.check(&Work::Sql("INSERT INTO not_yet VALUES (:id)".to_owned())).await.unwrap_err();
     assert!(missing.is_transient(), "a table may come later: {missing}");
 }
+
+#[tokio::test]
+async fn a_call_with_more_keys_than_a_server_has_locks_for_is_done() {
+    let database = Database::fresh().await;
+    let store = open(&database).await;
+    let rules = InboxRules { ordered: true, ..InboxRules::default() };
+    let application = database.application().await;
+    let room = "SELECT current_setting('max_locks_per_transaction')::bigint
+                       * (current_setting('max_connections')::bigint + 100)";
+    let keys = usize::try_from(number(&application, room).await).unwrap() * 2;
+    let arrival = |key: usize| {
+        let message = Message::new("orders", "1").key(key.to_string());
+        Arrival { message, seq: None, delivery: 0 }
+    };
+    let arrivals: Vec<Arrival> = (0..keys).map(arrival).collect();
+    let receipts = store.process("billing", arrivals, &Work::Mark, &rules).await.unwrap();
+    assert_eq!(receipts, vec![Receipt::Done; keys]);
+}

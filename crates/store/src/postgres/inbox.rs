@@ -11,7 +11,7 @@ mod parked;
 mod reserved;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use async_trait::async_trait;
 use message::MessageId;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
+use tracing::warn;
 use uuid::Uuid;
 
 use super::PostgresStore;
@@ -42,6 +43,29 @@ pub(super) use work::Statements;
 #[derive(Debug, Default)]
 pub(super) struct Groups(Mutex<HashMap<String, i64>>);
 
+/// Keys that a transaction locks at most. A server has room for some thousands of locks, all its transactions together:
+/// with the usual settings for 12,000.
+const KEYS: usize = 1_000;
+
+/// A call in parts, each for a transaction of its own.
+fn parts<'a, T>(items: &'a [T], rules: &InboxRules, arrival: impl Fn(&'a T) -> &'a Arrival) -> Vec<&'a [T]> {
+    let mut parts = Vec::new();
+    let mut keys = HashSet::new();
+    let mut begin = 0;
+    for (place, item) in items.iter().enumerate() {
+        let message = &arrival(item).message;
+        keys.extend(
+            message.key.as_deref().filter(|_| rules.ordered).map(|key| (message.topic.as_str(), key)),
+        );
+        if keys.len() == KEYS || place + 1 == items.len() {
+            parts.push(&items[begin..=place]);
+            begin = place + 1;
+            keys.clear();
+        }
+    }
+    parts
+}
+
 #[async_trait]
 impl Inbox for PostgresStore {
     async fn check(&self, work: &Work) -> Result<(), Error> {
@@ -64,24 +88,28 @@ impl Inbox for PostgresStore {
             Work::Sql(statement) => Job::Statement(self.statement(statement).await?),
             Work::Script(_) => return Err(Error::Refused(NO_SCRIPTS.to_owned())),
         };
-        if arrivals.is_empty() {
-            return Ok(Vec::new());
-        }
         let number = self.group_number(group).await?;
-        repeat(|| async {
-            let tx = self.connections.transaction().await?;
-            let result = async {
-                let mut desk =
-                    Desk::open(self, &tx, group, number, rules, arrivals.iter(), Purpose::Process).await?;
-                let receipts = desk.process(&arrivals, &job).await?;
-                desk.finish().await?;
-                Ok(receipts)
+        let mut receipts: Vec<Receipt> = Vec::with_capacity(arrivals.len());
+        for part in parts(&arrivals, rules, |arrival| arrival) {
+            if let Some(down @ Receipt::Unavailable { .. }) = receipts.last() {
+                receipts.extend(vec![down.clone(); part.len()]);
+                continue;
             }
-            .await;
-            tx.end(result).await
-        })
-        .await
-        .inspect_err(|_| self.statements.forget(work))
+            let done = repeat(|| async {
+                let tx = self.connections.transaction().await?;
+                let result = async {
+                    let mut desk =
+                        Desk::open(self, &tx, group, number, rules, part.iter(), Purpose::Process).await?;
+                    let receipts = desk.process(part, &job).await?;
+                    desk.finish().await?;
+                    Ok(receipts)
+                }
+                .await;
+                tx.end(result).await
+            });
+            receipts.extend(done.await.inspect_err(|_| self.statements.forget(work))?);
+        }
+        Ok(receipts)
     }
 
     async fn reserve(
@@ -91,23 +119,33 @@ impl Inbox for PostgresStore {
         lease: Duration,
         rules: &InboxRules,
     ) -> Result<Vec<Reservation>, Error> {
-        if arrivals.is_empty() {
-            return Ok(Vec::new());
-        }
         let number = self.group_number(group).await?;
-        repeat(|| async {
-            let tx = self.connections.transaction().await?;
-            let result = async {
-                let arrived = arrivals.iter();
-                let mut desk = Desk::open(self, &tx, group, number, rules, arrived, Purpose::Reserve).await?;
-                let reservations = desk.reserve(&arrivals, lease).await?;
-                desk.finish().await?;
-                Ok(reservations)
+        let mut reservations = Vec::with_capacity(arrivals.len());
+        for part in parts(&arrivals, rules, |arrival| arrival) {
+            let reserved = repeat(|| async {
+                let tx = self.connections.transaction().await?;
+                let result = async {
+                    let mut desk =
+                        Desk::open(self, &tx, group, number, rules, part.iter(), Purpose::Reserve).await?;
+                    let reservations = desk.reserve(part, lease).await?;
+                    desk.finish().await?;
+                    Ok(reservations)
+                }
+                .await;
+                tx.end(result).await
+            });
+            match reserved.await {
+                Ok(reserved) => reservations.extend(reserved),
+                // What was reserved before must be heard of: nobody else can have it.
+                Err(error) if !reservations.is_empty() => {
+                    warn!(group, %error, "part of a batch cannot be reserved; it comes again");
+                    reservations.resize(arrivals.len(), Reservation::Settled(Receipt::Busy));
+                    break;
+                }
+                Err(error) => return Err(error),
             }
-            .await;
-            tx.end(result).await
-        })
-        .await
+        }
+        Ok(reservations)
     }
 
     async fn conclude(
@@ -116,24 +154,25 @@ impl Inbox for PostgresStore {
         conclusions: Vec<(Arrival, Uuid, Handled)>,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        if conclusions.is_empty() {
-            return Ok(Vec::new());
-        }
         let number = self.group_number(group).await?;
-        repeat(|| async {
-            let tx = self.connections.transaction().await?;
-            let result = async {
-                let arrivals = conclusions.iter().map(|(arrival, ..)| arrival);
-                let mut desk =
-                    Desk::open(self, &tx, group, number, rules, arrivals, Purpose::Conclude).await?;
-                let receipts = desk.conclude_all(&conclusions).await?;
-                desk.finish().await?;
-                Ok(receipts)
-            }
-            .await;
-            tx.end(result).await
-        })
-        .await
+        let mut receipts = Vec::with_capacity(conclusions.len());
+        for part in parts(&conclusions, rules, |(arrival, ..)| arrival) {
+            let concluded = repeat(|| async {
+                let tx = self.connections.transaction().await?;
+                let result = async {
+                    let arrivals = part.iter().map(|(arrival, ..)| arrival);
+                    let mut desk =
+                        Desk::open(self, &tx, group, number, rules, arrivals, Purpose::Conclude).await?;
+                    let receipts = desk.conclude_all(part).await?;
+                    desk.finish().await?;
+                    Ok(receipts)
+                }
+                .await;
+                tx.end(result).await
+            });
+            receipts.extend(concluded.await?);
+        }
+        Ok(receipts)
     }
 
     async fn due(&self, group: &str, most: usize) -> Result<Vec<Arrival>, Error> {
