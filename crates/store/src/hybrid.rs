@@ -1,4 +1,5 @@
-//! An inbox that asks Redis first whether it has seen a message; the store decides.
+//! An inbox that asks Redis first whether it has seen a message; the store decides. Where nothing has come twice for a
+//! while, Redis is asked now and then only, until something does.
 //!
 //! Redis only ever answers "seen", and only of what the store has committed before. So all that Redis can do wrong is
 //! to forget: a flush, a failover or an outage costs a look into the store, and doubles nothing. To know too much it
@@ -101,8 +102,16 @@ impl Hybrid {
         receipts: impl Iterator<Item = Option<&'a Receipt>>,
         duplicates: usize,
     ) {
-        let is_done = |receipt: &Receipt| matches!(receipt, Receipt::Done | Receipt::Duplicate);
-        let done = prints.into_iter().zip(receipts).filter(|(_, receipt)| receipt.is_some_and(is_done));
+        let mut repeated = duplicates > 0;
+        let is_done = |receipt: Option<&Receipt>| {
+            repeated |= receipt == Some(&Receipt::Duplicate);
+            matches!(receipt, Some(Receipt::Done | Receipt::Duplicate))
+        };
+        let receipts: Vec<bool> = receipts.map(is_done).collect();
+        if repeated {
+            self.seen.met_a_duplicate(group);
+        }
+        let done = prints.into_iter().zip(receipts).filter(|(_, done)| *done);
         self.seen.note(group, done.map(|(print, _)| print), duplicates);
     }
 }

@@ -70,6 +70,14 @@ impl Server {
         redis.flushall::<()>().expect("flushed");
     }
 
+    /// How often a command was called.
+    fn calls(&self, command: &str) -> u64 {
+        let mut redis = self.client().get_connection().expect("it runs");
+        let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut redis).expect("counts");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.map_or(0, |line| line.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
+    }
+
     fn keys(&self) -> Vec<String> {
         self.client().get_connection().expect("it runs").keys("postrider:seen:id:*").expect("keys")
     }
@@ -131,6 +139,25 @@ fn arrivals(count: usize) -> Vec<Arrival> {
 
 fn all(receipt: &Receipt, receipts: &[Receipt]) -> bool {
     receipts.iter().all(|given| given == receipt)
+}
+
+#[tokio::test]
+async fn redis_is_asked_as_long_as_that_spares_the_store_anything() {
+    let world = World::new().await;
+    let asked = || world.server.calls("mget");
+    let first = arrivals(1);
+    world.process(&first).await;
+    for _ in 0..200 {
+        world.inbox.process(GROUP, arrivals(1), &Work::Mark, &rules()).await.expect("an answer");
+    }
+    assert!(asked() < 40, "{} of 201 batches without a duplicate", asked());
+    // Whoever recognises the first that comes again, Redis is asked about the next.
+    assert!(all(&Receipt::Duplicate, &world.process(&first).await));
+    let (_, known_to_sql) = world.sql_counts().await;
+    for _ in 0..10 {
+        assert!(all(&Receipt::Duplicate, &world.process(&first).await));
+    }
+    assert_eq!(world.sql_counts().await.1, known_to_sql, "SQL was not asked again");
 }
 
 #[tokio::test]

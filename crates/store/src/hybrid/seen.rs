@@ -18,6 +18,10 @@ use crate::{Arrival, Error};
 /// How long a Redis that did not answer is left alone.
 const ALONE: Duration = Duration::from_secs(5);
 
+/// After so many batches in a row without a duplicate, Redis is asked about one in so many only: it would spare the store
+/// nothing.
+const IN_VAIN: u32 = 16;
+
 #[derive(Debug)]
 pub(super) struct Seen {
     link: Link,
@@ -44,6 +48,16 @@ struct Known {
     untold: u64,
     /// What Redis said last.
     said: Option<Said>,
+    /// Batches since the last one with a duplicate in it.
+    in_vain: u32,
+}
+
+impl Known {
+    /// Whether Redis is asked about the batch that has come.
+    fn is_worth_a_look(&mut self) -> bool {
+        self.in_vain = self.in_vain.saturating_add(1);
+        self.in_vain <= IN_VAIN || self.in_vain.is_multiple_of(IN_VAIN)
+    }
 }
 
 /// The time of Redis and how long the group keeps ids, both in milliseconds, when it answered last.
@@ -96,12 +110,18 @@ impl Seen {
         Print { key, digest: digest(arrival) }
     }
 
-    /// Which of these the store has done before, as far as Redis knows. What was noted here before is known.
+    /// Which of these the store has done before, as far as Redis knows and is worth asking. What was noted here before
+    /// is known.
     pub(super) async fn look(&self, group: &str, prints: &[Print]) -> Vec<bool> {
-        let noting = std::mem::take(&mut self.state().noting);
-        for noted in noting {
-            let _ = noted.await;
+        self.settle_notes().await;
+        if self.change(group, Known::is_worth_a_look) {
+            self.ask_about(group, prints).await
+        } else {
+            vec![false; prints.len()]
         }
+    }
+
+    async fn ask_about(&self, group: &str, prints: &[Print]) -> Vec<bool> {
         let mut call = redis::pipe();
         // One key that nobody has: a question without any is none.
         call.cmd("MGET").arg("postrider:seen");
@@ -156,6 +176,11 @@ impl Seen {
         self.state().noting.push(noting);
     }
 
+    /// A message came again, whoever recognised it.
+    pub(super) fn met_a_duplicate(&self, group: &str) {
+        self.change(group, |group| group.in_vain = 0);
+    }
+
     /// The group keeps its ids for this long from now on.
     pub(super) async fn keep(&self, group: &str, keep: Duration) {
         let mut call = redis::pipe();
@@ -165,8 +190,17 @@ impl Seen {
 
     /// How many duplicates of the group were answered without the store.
     pub(super) async fn duplicates(&self, group: &str) -> u64 {
-        self.look(group, &[]).await;
+        self.settle_notes().await;
+        self.ask_about(group, &[]).await;
         self.change(group, |group| group.counted + group.untold)
+    }
+
+    /// Waits until Redis knows what was noted here.
+    async fn settle_notes(&self) {
+        let noting = std::mem::take(&mut self.state().noting);
+        for noted in noting {
+            let _ = noted.await;
+        }
     }
 
     fn change<T>(&self, group: &str, change: impl FnOnce(&mut Known) -> T) -> T {
