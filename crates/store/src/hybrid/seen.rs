@@ -22,6 +22,9 @@ const ALONE: Duration = Duration::from_secs(5);
 /// nothing.
 const IN_VAIN: u32 = 16;
 
+/// Notes that may be on their way while the next batch begins, unless it asks.
+const NOTING: usize = 8;
+
 #[derive(Debug)]
 pub(super) struct Seen {
     link: Link,
@@ -113,12 +116,14 @@ impl Seen {
     /// Which of these the store has done before, as far as Redis knows and is worth asking. What was noted here before
     /// is known.
     pub(super) async fn look(&self, group: &str, prints: &[Print]) -> Vec<bool> {
-        self.settle_notes().await;
         if self.change(group, Known::is_worth_a_look) {
-            self.ask_about(group, prints).await
-        } else {
-            vec![false; prints.len()]
+            self.settle_notes().await;
+            return self.ask_about(group, prints).await;
         }
+        if self.state().noting.len() > NOTING {
+            self.settle_notes().await;
+        }
+        vec![false; prints.len()]
     }
 
     async fn ask_about(&self, group: &str, prints: &[Print]) -> Vec<bool> {
@@ -173,7 +178,9 @@ impl Seen {
                 None => seen.change(&group, |group| group.untold += untold),
             }
         });
-        self.state().noting.push(noting);
+        let mut state = self.state();
+        state.noting.retain(|noting| !noting.is_finished());
+        state.noting.push(noting);
     }
 
     /// A message came again, whoever recognised it.

@@ -45,7 +45,7 @@ pub(super) struct Groups(Mutex<HashMap<String, i64>>);
 
 /// Keys that a transaction locks at most. A server has room for some thousands of locks, all its transactions together:
 /// with the usual settings for 12,000.
-const KEYS: usize = 1_000;
+const KEYS: usize = 2_000;
 
 /// A call in parts, each for a transaction of its own.
 fn parts<'a, T>(items: &'a [T], rules: &InboxRules, arrival: impl Fn(&'a T) -> &'a Arrival) -> Vec<&'a [T]> {

@@ -1,6 +1,6 @@
 //! One group's work in one transaction.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -19,8 +19,8 @@ use crate::{Arrival, Error, Handled, InboxRules, Receipt, Seq};
 
 /// What is known of an id.
 pub(super) enum Mark {
-    /// The mark is ours and its work is not decided.
-    Open,
+    /// The mark is ours, with this content, and its work is not decided.
+    Open(Vec<u8>),
     /// It is done, with this content; nothing is known of it where another program made the mark.
     Done(Option<Vec<u8>>),
     /// It is not done, although our mark is still there: it goes at the end.
@@ -153,7 +153,7 @@ impl<'a> Desk<'a> {
         for arrival in arrivals {
             let receipt = match (&unavailable, self.marks.get(&arrival.message.id.0)) {
                 (Some(receipt), _) => receipt.clone(),
-                (None, Some(Mark::Open)) if together => self.done(arrival).await?,
+                (None, Some(Mark::Open(_))) if together => self.done(arrival).await?,
                 (None, _) => self.process_one(arrival, job).await?,
             };
             if matches!(receipt, Receipt::Unavailable { .. }) {
@@ -166,11 +166,11 @@ impl<'a> Desk<'a> {
 
     /// Does the work of all that are new. `false` when some of it failed: then none of it was done.
     async fn all_at_once(&self, arrivals: &[Arrival], job: &Job) -> Result<bool, Trouble> {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let new: Vec<&Arrival> = arrivals
             .iter()
             .filter(|arrival| seen.insert(arrival.message.id.0))
-            .filter(|arrival| matches!(self.marks.get(&arrival.message.id.0), Some(Mark::Open)))
+            .filter(|arrival| matches!(self.marks.get(&arrival.message.id.0), Some(Mark::Open(_))))
             .collect();
         match job {
             Job::Nothing => return Ok(true),
@@ -226,7 +226,12 @@ impl<'a> Desk<'a> {
     /// Its work is done: the mark stays.
     pub(super) async fn done(&mut self, arrival: &Arrival) -> Result<Receipt, Trouble> {
         self.counts.processed += 1;
-        self.marks.insert(arrival.message.id.0, Mark::Done(Some(digest(arrival))));
+        let id = arrival.message.id.0;
+        let content = match self.marks.remove(&id) {
+            Some(Mark::Open(content)) => content,
+            _ => digest(arrival),
+        };
+        self.marks.insert(id, Mark::Done(Some(content)));
         self.finished(arrival).await
     }
 
@@ -264,7 +269,7 @@ impl<'a> Desk<'a> {
     /// A message that is kept for later is not done.
     pub(super) fn keep(&mut self, arrival: &Arrival) {
         let mark = self.marks.entry(arrival.message.id.0).or_insert(Mark::Taken);
-        if matches!(mark, Mark::Open) {
+        if matches!(mark, Mark::Open(_)) {
             *mark = Mark::Taken;
         }
     }
@@ -316,11 +321,16 @@ async fn mark(tx: &Transaction, group: i64, arrivals: &[&Arrival]) -> Result<Has
             ],
         )
         .await?;
+    let new: HashSet<Uuid> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
     let mut marks: HashMap<Uuid, Mark> = HashMap::with_capacity(ids.len());
-    for row in &rows {
-        marks.insert(row.try_get(0)?, Mark::Open);
+    let mut marked: Vec<Uuid> = Vec::new();
+    for (id, content) in ids.into_iter().zip(digests) {
+        if new.contains(&id) {
+            marks.insert(id, Mark::Open(content));
+        } else {
+            marked.push(id);
+        }
     }
-    let marked: Vec<Uuid> = ids.into_iter().filter(|id| !marks.contains_key(id)).collect();
     if !marked.is_empty() {
         marks.extend(done(tx, group, &marked).await?);
         if marks.len() < first.len() {
