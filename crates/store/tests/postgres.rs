@@ -5,7 +5,8 @@
 
 mod postgres_server;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use message::{Message, MessageId, Status};
@@ -16,6 +17,7 @@ use store::{
 };
 use testkit::store::{Relay, dead, free, holding, sent};
 use testkit::{eventually, within};
+use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 use postgres_server::Database;
@@ -626,4 +628,73 @@ async fn a_call_with_more_keys_than_a_server_has_locks_for_is_done() {
     let arrivals: Vec<Arrival> = (0..keys).map(arrival).collect();
     let receipts = store.process("billing", arrivals, &Work::Mark, &rules).await.unwrap();
     assert_eq!(receipts, vec![Receipt::Done; keys]);
+}
+
+/// Takes all of `arrivals` to a handler outside the store, `batch` at a time, until each is done by somebody. Answers how
+/// many this worker did.
+async fn work_outside(
+    store: &PostgresStore,
+    arrivals: Vec<Arrival>,
+    batch: usize,
+    effects: &Mutex<HashMap<MessageId, u32>>,
+) -> usize {
+    let (mut waiting, mut done) = (arrivals, 0);
+    while !waiting.is_empty() {
+        let rest = waiting.split_off(batch.min(waiting.len()));
+        let reserved =
+            store.reserve("billing", waiting.clone(), PATIENCE, &InboxRules::default()).await.unwrap();
+        let mut again = Vec::new();
+        let mut conclusions = Vec::new();
+        for (arrival, reservation) in waiting.into_iter().zip(reserved) {
+            match reservation {
+                Reservation::Granted(token) => {
+                    *effects.lock().unwrap().entry(arrival.message.id).or_default() += 1;
+                    conclusions.push((arrival, token, Handled::Done));
+                }
+                Reservation::Settled(Receipt::Duplicate) => {}
+                Reservation::Settled(Receipt::Busy) => again.push(arrival),
+                Reservation::Settled(other) => panic!("{other:?}"),
+            }
+        }
+        // One by one and together: what is left of a reservation must stay reserved.
+        let last = conclusions.split_off(conclusions.len() / 2);
+        for part in [conclusions, last] {
+            done += part.len();
+            let receipts = store.conclude("billing", part, &InboxRules::default()).await.unwrap();
+            assert!(receipts.iter().all(|receipt| *receipt == Receipt::Done), "{receipts:?}");
+        }
+        waiting = rest;
+        waiting.extend(again);
+    }
+    done
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_64_parallel_deliveries_of_each_id_one_reaches_a_handler_outside() {
+    let ids = std::env::var("POSTRIDER_TEST_IDS").map_or(200, |ids| ids.parse().expect("a number of ids"));
+    let database = Database::fresh().await;
+    let store = open(&database).await;
+    // Every other has no key.
+    let arrival = |n: usize| {
+        let message = Message::new("orders", n.to_string());
+        let message = if n % 2 == 0 { message.key((n % 50).to_string()) } else { message };
+        Arrival { message, seq: None, delivery: 0 }
+    };
+    let arrivals: Vec<Arrival> = (0..ids).map(arrival).collect();
+    let effects = Arc::new(Mutex::new(HashMap::new()));
+    let mut workers = JoinSet::new();
+    for worker in 0..64 {
+        let (store, effects, mut arrivals) = (store.clone(), effects.clone(), arrivals.clone());
+        arrivals.rotate_left(worker * 7 % ids);
+        workers.spawn(async move { work_outside(&store, arrivals, 1 + worker % 40, &effects).await });
+    }
+    assert_eq!(workers.join_all().await.into_iter().sum::<usize>(), ids);
+    let effects = effects.lock().unwrap();
+    assert!(effects.len() == ids && effects.values().all(|times| *times == 1), "{effects:?}");
+    let application = database.application().await;
+    assert_eq!(
+        number(&application, "SELECT count(*) FROM inbox_reserved").await,
+        0,
+        "nothing is left reserved"
+    );
 }
