@@ -47,8 +47,6 @@ mod reply;
 mod retain;
 mod script;
 mod settle;
-#[cfg(test)]
-mod step;
 mod wake;
 
 use std::collections::BTreeSet;

@@ -1,9 +1,9 @@
 //! The transitions in Lua are those of [`message::step`]: every state and event is put to both.
 
-use ::redis::Client;
-use message::{Event, Next, State, Status, step};
+#![cfg(feature = "redis")]
 
-use super::reply::word;
+use message::{Event, Next, State, Status, step};
+use redis::Client;
 
 const EVENTS: [Event; 13] = [
     Event::Claim,
@@ -23,7 +23,7 @@ const EVENTS: [Event; 13] = [
 
 /// Puts one state and event to the Lua; answers what came of it, in words.
 const ASK: &str = concat!(
-    include_str!("prelude.lua"),
+    include_str!("../src/redis/prelude.lua"),
     "local state = { status = ARGV[1], rest = ARGV[2], attempts = tonumber(ARGV[3]), crashes = tonumber(ARGV[4]),
        delivery = tonumber(ARGV[5]) }
      local after = step(state, ARGV[6], 3)
@@ -31,6 +31,17 @@ const ASK: &str = concat!(
      if after == 'gone' then return 'gone' end
      return table.concat({ after.status, after.rest, after.attempts, after.crashes, after.delivery }, ' ')"
 );
+
+/// The word for a status in scripts.
+fn word(status: Status) -> &'static str {
+    match status {
+        Status::Pending => "pending",
+        Status::InFlight => "in_flight",
+        Status::Sent => "sent",
+        Status::Failed => "failed",
+        Status::Dead => "dead",
+    }
+}
 
 fn told(state: State, event: Event) -> String {
     match step(state, event) {
@@ -54,7 +65,7 @@ fn every_state_and_event_ends_alike_in_lua_and_in_rust() {
         }) {
             let state = State { status, rest, attempts, crashes, delivery: 2 };
             for event in EVENTS {
-                let mut ask = ::redis::cmd("EVAL");
+                let mut ask = redis::cmd("EVAL");
                 ask.arg(ASK).arg(0).arg(word(status)).arg(word(rest)).arg(attempts).arg(crashes).arg(2);
                 let answer: String = ask.arg(event.name()).query(&mut connection).expect("the script runs");
                 assert_eq!(answer, told(state, event), "{state:?} {event:?}");
