@@ -96,7 +96,7 @@ impl<'a> Desk<'a> {
         let group_number = [(&group as _, Type::INT8)];
         let look = tx.one(
             "SELECT clock_timestamp(), EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1),
-                    EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1)",
+                    EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1 AND until > now())",
             &group_number,
         );
         let (begun, locked, marked, known, row) = tokio::join!(biased;

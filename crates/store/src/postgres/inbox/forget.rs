@@ -24,8 +24,8 @@ static WRITTEN: AtomicU64 = AtomicU64::new(0);
 pub(super) async fn ids(tx: &Transaction, group: &str, keep: Duration) -> Result<u64, Trouble> {
     tx.begin().await?;
     tx.execute(
-        "DELETE FROM inbox_reserved WHERE (grp, token) IN
-         (SELECT grp, token FROM inbox_reserved WHERE until <= clock_timestamp() LIMIT $1 FOR UPDATE SKIP LOCKED)",
+        "DELETE FROM inbox_reserved WHERE (grp, until, token) IN
+         (SELECT grp, until, token FROM inbox_reserved WHERE until <= clock_timestamp() LIMIT $1 FOR UPDATE SKIP LOCKED)",
         &[(&FORGET, Type::INT8)],
     )
     .await?;

@@ -6,7 +6,9 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use message::MessageId;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
@@ -26,19 +28,22 @@ pub(super) fn id_lock(group: i64, id: MessageId) -> i64 {
 
 /// A reservation, and what is left of it.
 pub(super) struct Held {
+    until: DateTime<Utc>,
     token: Uuid,
-    ids: Vec<Uuid>,
+    ids: HashSet<Uuid>,
 }
 
 impl Held {
     pub(super) async fn write(&self, tx: &Transaction, group: i64) -> Result<(), Trouble> {
-        let Self { token, ids } = self;
+        let Self { until, token, ids } = self;
+        let place = [(&group as _, Type::INT8), (until as _, Type::TIMESTAMPTZ), (token as _, Type::UUID)];
         if ids.is_empty() {
-            let end = "DELETE FROM inbox_reserved WHERE grp = $1 AND token = $2";
-            tx.execute(end, &[(&group, Type::INT8), (token, Type::UUID)]).await?;
+            let end = "DELETE FROM inbox_reserved WHERE grp = $1 AND until = $2 AND token = $3";
+            tx.execute(end, &place).await?;
         } else {
-            let keep = "UPDATE inbox_reserved SET ids = $3 WHERE grp = $1 AND token = $2";
-            tx.execute(keep, &[(&group, Type::INT8), (token, Type::UUID), (ids, Type::UUID_ARRAY)]).await?;
+            let ids: Vec<Uuid> = ids.iter().copied().collect();
+            let keep = "UPDATE inbox_reserved SET ids = $4 WHERE grp = $1 AND until = $2 AND token = $3";
+            tx.execute(keep, &[&place[..], &[(&ids, Type::UUID_ARRAY)]].concat()).await?;
         }
         Ok(())
     }
@@ -63,10 +68,12 @@ impl Desk<'_> {
         let free: Vec<Uuid> = wanted.difference(&taken).copied().collect();
         let token = Uuid::new_v4();
         if !free.is_empty() {
-            // What has ended is removed by whoever may take it over: a clock that is set back must not revive it.
+            // What has ended is removed by whoever may take it over: a clock that is set back must not revive it. What
+            // ended long ago was removed while ids were forgotten.
             self.tx
                 .execute(
-                    "WITH ended AS (DELETE FROM inbox_reserved WHERE grp = $1 AND until <= $5)
+                    "WITH ended AS (DELETE FROM inbox_reserved
+                                    WHERE grp = $1 AND until <= $5 AND until > $5 - interval '5 minutes')
                      INSERT INTO inbox_reserved (grp, token, until, ids) VALUES ($1, $2, $3, $4)",
                     &[
                         (&self.group, Type::INT8),
@@ -110,37 +117,39 @@ impl Desk<'_> {
         let mut receipts = Vec::with_capacity(conclusions.len());
         for (arrival, token, handled) in conclusions {
             // A token ends the reservation of an id once.
-            let is_ours = held.get_mut(token).is_some_and(|ids| ids.remove(&arrival.message.id.0));
+            let is_ours = held.get_mut(token).is_some_and(|held| held.ids.remove(&arrival.message.id.0));
             receipts.push(if is_ours {
                 self.conclude_one(arrival, handled.clone()).await?
             } else {
                 Receipt::Busy
             });
         }
-        self.held =
-            held.into_iter().map(|(token, ids)| Held { token, ids: ids.into_iter().collect() }).collect();
+        self.held = held.into_values().collect();
         Ok(receipts)
     }
 
-    /// The ids of each of these reservations that has not ended, which nobody else can end meanwhile.
+    /// Those of these reservations that have not ended, by their tokens. Nobody else can end them meanwhile.
     async fn take_reservations(
         &self,
         conclusions: &[(Arrival, Uuid, Handled)],
-    ) -> Result<HashMap<Uuid, HashSet<Uuid>>, Trouble> {
+    ) -> Result<HashMap<Uuid, Held>, Trouble> {
         let tokens: HashSet<Uuid> = conclusions.iter().map(|(_, token, _)| *token).collect();
         let tokens: Vec<Uuid> = tokens.into_iter().collect();
         let rows = self
             .tx
             .query(
-                "SELECT token, ids FROM inbox_reserved WHERE grp = $1 AND token = ANY ($2) AND until > $3
-                 ORDER BY token FOR UPDATE",
-                &[(&self.group, Type::INT8), (&tokens, Type::UUID_ARRAY), (&self.now, Type::TIMESTAMPTZ)],
+                "SELECT until, token, ids FROM inbox_reserved WHERE grp = $1 AND until > $2 AND token = ANY ($3)
+                 ORDER BY until, token FOR UPDATE",
+                &[(&self.group, Type::INT8), (&self.now, Type::TIMESTAMPTZ), (&tokens, Type::UUID_ARRAY)],
             )
             .await?;
-        let ids = |row: &tokio_postgres::Row| {
-            Ok((row.try_get(0)?, row.try_get::<_, Vec<Uuid>>(1)?.into_iter().collect()))
+        let held = |row: &Row| {
+            let ids: Vec<Uuid> = row.try_get(2)?;
+            let held =
+                Held { until: row.try_get(0)?, token: row.try_get(1)?, ids: ids.into_iter().collect() };
+            Ok((held.token, held))
         };
-        rows.iter().map(ids).collect()
+        rows.iter().map(held).collect()
     }
 
     async fn conclude_one(&mut self, arrival: &Arrival, handled: Handled) -> Result<Receipt, Trouble> {

@@ -5,7 +5,8 @@ CREATE TABLE inbox_held (
     until timestamptz NOT NULL,
     -- Those that are still in the hands of a handler.
     ids   uuid[] NOT NULL,
-    PRIMARY KEY (grp, token)
+    -- By their end: what a long transaction keeps of those that are gone is not read again and again.
+    PRIMARY KEY (grp, until, token)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
         toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 1000,
         toast.autovacuum_vacuum_cost_delay = 0);
