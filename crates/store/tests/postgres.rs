@@ -18,14 +18,10 @@ use testkit::store::{Relay, dead, free, holding, sent};
 use testkit::{eventually, within};
 use tokio_postgres::Client;
 
-use postgres_server::Database;
+use postgres_server::{Database, number};
 
 const ALL: Page = Page { after: None, limit: 10_000, newest_first: false };
 const PATIENCE: Duration = Duration::from_secs(10);
-
-async fn open(database: &Database) -> Arc<PostgresStore> {
-    Arc::new(PostgresStore::connect(Config::new(database.url())).await.unwrap())
-}
 
 async fn records(store: &PostgresStore) -> Vec<Record> {
     store.list(&Filter::default(), ALL).await.unwrap().items
@@ -34,10 +30,6 @@ async fn records(store: &PostgresStore) -> Vec<Record> {
 async fn relay(store: &Arc<PostgresStore>) -> Relay {
     let store: Arc<dyn Store> = store.clone();
     Relay::with_all_lanes(store).await
-}
-
-async fn number(client: &Client, sql: &str) -> i64 {
-    client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
 /// Whether the kept counts are those of the records.
@@ -52,7 +44,7 @@ async fn assert_counts_agree(store: &PostgresStore) {
 #[tokio::test]
 async fn any_program_writes_with_plain_sql() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let application = database.application().await;
     application
         .batch_execute(
@@ -81,7 +73,7 @@ async fn any_program_writes_with_plain_sql() {
 #[tokio::test]
 async fn plain_sql_that_makes_no_sense_is_refused_with_the_column() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let application = database.application().await;
     for (rest, expected) in [
         ("(payload) VALUES ('{}')", "topic"),
@@ -108,7 +100,7 @@ async fn plain_sql_that_makes_no_sense_is_refused_with_the_column() {
 #[tokio::test]
 async fn postrider_send_writes_json_as_it_is_in_the_callers_transaction() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let application = database.application().await;
     application
         .batch_execute(r#"BEGIN; SELECT postrider_send('orders', 'a', '{"lost": 1}'); ROLLBACK"#)
@@ -132,7 +124,7 @@ async fn postrider_send_writes_json_as_it_is_in_the_callers_transaction() {
 #[tokio::test]
 async fn postrider_once_tells_one_caller_that_a_message_is_new() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let arrival = Arrival { message: Message::new("orders", "{}"), seq: None, delivery: 0 };
     let ask = format!("SELECT postrider_once('billing', '{}')", arrival.message.id);
     let (first, second) = (database.application().await, database.application().await);
@@ -163,7 +155,7 @@ async fn postrider_once_tells_one_caller_that_a_message_is_new() {
 #[tokio::test]
 async fn the_applications_tokio_postgres_transaction_decides() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let mut application = database.application().await;
     let (kept, lost) = (Message::new("orders", "1").header("a", "b").key("k"), Message::new("orders", "2"));
     let transaction = application.transaction().await.unwrap();
@@ -199,7 +191,7 @@ async fn the_applications_tokio_postgres_transaction_decides() {
 async fn the_applications_sqlx_transaction_decides() {
     use sqlx::Connection;
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let mut connection = sqlx::PgConnection::connect(&database.url()).await.unwrap();
     let (kept, lost) = (Message::new("orders", "1").key("k").kind("Placed"), Message::new("orders", "2"));
     let mut transaction = connection.begin().await.unwrap();
@@ -228,7 +220,7 @@ async fn the_applications_sqlx_transaction_decides() {
 async fn the_applications_diesel_transaction_decides() {
     use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let mut connection = AsyncPgConnection::establish(&database.url()).await.unwrap();
     let (kept, lost) = (Message::new("orders", "1").key("k"), Message::new("orders", "2"));
     for (message, commit) in [(&kept, true), (&lost, false)] {
@@ -247,7 +239,7 @@ async fn the_applications_diesel_transaction_decides() {
 async fn the_applications_sea_orm_transaction_decides() {
     use sea_orm::TransactionTrait;
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let connection = sea_orm::Database::connect(database.url()).await.unwrap();
     let (kept, lost) = (Message::new("orders", "1").key("k"), Message::new("orders", "2"));
     let transaction = connection.begin().await.unwrap();
@@ -290,7 +282,7 @@ async fn several_processes_may_migrate_at_once() {
 #[tokio::test]
 async fn the_schema_for_other_tools_is_the_one_that_migrations_make() {
     let (migrated, by_hand) = (Database::fresh().await, Database::fresh().await);
-    open(&migrated).await;
+    migrated.open().await;
     by_hand.application().await.batch_execute(&store::postgres::schema()).await.unwrap();
     assert!(
         store::postgres::pending(&by_hand.url()).await.unwrap().is_empty(),
@@ -359,7 +351,7 @@ async fn a_call_that_is_dropped_half_way_leaves_nothing_open() {
 #[tokio::test]
 async fn a_row_deleted_by_hand_takes_all_that_hangs_on_it() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let relay = relay(&store).await.by(holding);
     let application = database.application().await;
     let keys = ["a", "a", "b", "c"];
@@ -404,7 +396,7 @@ async fn sent_records_are_deleted_where_that_is_wanted() {
 #[tokio::test]
 async fn sql_users_see_what_is_in_flight() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let relay = relay(&store).await;
     store
         .append(vec![Message::new("orders", "{}").into(), Message::new("orders", "{}").into()])
@@ -435,7 +427,7 @@ async fn a_held_snapshot_does_not_make_claims_dearer() {
     const ROUNDS: usize = 120;
     const COUNT: usize = 50;
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let relay = relay(&store).await;
     traffic(&relay, 5, COUNT).await;
     let holder = database.application().await;
@@ -461,7 +453,7 @@ async fn a_held_snapshot_does_not_make_claims_dearer() {
 #[tokio::test]
 async fn a_low_number_that_is_committed_late_goes_before_later_ones_of_its_key() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let relay = relay(&store).await;
     let mut application = database.application().await;
     let (low, later) =
@@ -481,7 +473,7 @@ async fn a_low_number_that_is_committed_late_goes_before_later_ones_of_its_key()
 #[tokio::test]
 async fn what_a_person_requeues_is_found_below_the_marks() {
     let database = Database::fresh().await;
-    let (store, desk) = (open(&database).await, open(&database).await);
+    let (store, desk) = (database.open().await, database.open().await);
     let relay = relay(&store).await.by(free);
     store.append(vec![Message::new("orders", "{}").key("a").into()]).await.unwrap();
     let batches = relay.claim(1).await;
@@ -496,7 +488,7 @@ async fn what_a_person_requeues_is_found_below_the_marks() {
 #[tokio::test]
 async fn a_message_written_by_hand_below_the_marks_is_found_by_the_sweep() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let relay = relay(&store).await;
     traffic(&relay, 30, 20).await;
     let application = database.application().await;

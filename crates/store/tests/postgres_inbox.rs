@@ -10,27 +10,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use message::{Message, MessageId};
-use store::postgres::{Config, MIGRATIONS, PostgresStore};
+use store::postgres::{MIGRATIONS, PostgresStore};
 use store::{Arrival, Handled, Inbox, InboxRules, Receipt, Reservation, Work};
 use tokio::task::JoinSet;
-use tokio_postgres::Client;
 
-use postgres_server::Database;
+use postgres_server::{Database, number};
 
 const PATIENCE: Duration = Duration::from_secs(10);
-
-async fn open(database: &Database) -> Arc<PostgresStore> {
-    Arc::new(PostgresStore::connect(Config::new(database.url())).await.unwrap())
-}
-
-async fn number(client: &Client, sql: &str) -> i64 {
-    client.query_one(sql, &[]).await.unwrap().get(0)
-}
 
 #[tokio::test]
 async fn a_handlers_sql_gets_the_types_it_needs() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let application = database.application().await;
     application
         .batch_execute(
@@ -75,7 +66,7 @@ async fn a_handlers_sql_gets_the_types_it_needs() {
 #[tokio::test]
 async fn a_call_with_more_keys_than_a_server_has_locks_for_is_done() {
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     let rules = InboxRules { ordered: true, ..InboxRules::default() };
     let application = database.application().await;
     let room = "SELECT current_setting('max_locks_per_transaction')::bigint
@@ -133,7 +124,7 @@ async fn work_outside(
 async fn of_64_parallel_deliveries_of_each_id_one_reaches_a_handler_outside() {
     let ids = std::env::var("POSTRIDER_TEST_IDS").map_or(200, |ids| ids.parse().expect("a number of ids"));
     let database = Database::fresh().await;
-    let store = open(&database).await;
+    let store = database.open().await;
     // Every other has no key.
     let arrival = |n: usize| {
         let message = Message::new("orders", n.to_string());
@@ -179,7 +170,7 @@ async fn what_was_reserved_before_a_migration_is_concluded_after_it() {
         ))
         .await
         .unwrap();
-    let (store, rules) = (open(&database).await, InboxRules::default());
+    let (store, rules) = (database.open().await, InboxRules::default());
     let again = store.reserve("billing", vec![one.clone()], PATIENCE, &rules).await.unwrap();
     assert_eq!(again, [Reservation::Settled(Receipt::Busy)]);
     let concluded = store.conclude("billing", vec![(one, token, Handled::Done)], &rules).await.unwrap();

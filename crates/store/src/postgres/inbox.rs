@@ -2,8 +2,8 @@
 //!
 //! Of two transactions with the same id one waits for the other at the unique index of marks, so every call begins by
 //! marking all its messages in one statement and takes back, at its end, the marks of those that were not done. With
-//! `ordered`, messages of one key are kept apart by an advisory lock of the transaction; nothing else serialises the
-//! workers of a group.
+//! `ordered`, messages of one key are kept apart by an advisory lock of the transaction, and whoever reserves has such
+//! locks for its ids; nothing else serialises the workers of a group.
 
 mod desk;
 mod forget;

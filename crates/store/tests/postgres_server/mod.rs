@@ -2,8 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses what it needs")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use store::postgres::{Config, PostgresStore};
 use tokio_postgres::{Client, NoTls};
 
 /// A database that is this test's own.
@@ -31,6 +33,11 @@ impl Database {
 
     pub(crate) fn url(&self) -> String {
         format!("{}/{}", server().rsplit_once('/').expect("the URL names a database").0, self.name)
+    }
+
+    /// A store in it, as a process opens it.
+    pub(crate) async fn open(&self) -> Arc<PostgresStore> {
+        Arc::new(PostgresStore::connect(Config::new(self.url())).await.expect("a store"))
     }
 
     /// The application's own connection, which knows nothing of Postrider but the tables.
@@ -91,4 +98,9 @@ pub(crate) async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("the server answers");
     tokio::spawn(connection);
     client
+}
+
+/// The one number that `sql` answers.
+pub(crate) async fn number(client: &Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.expect("an answer").get(0)
 }
