@@ -127,7 +127,7 @@ enum Scenario {
         #[arg(long, default_value_t = 16)]
         workers: usize,
         /// What the handler does with a message.
-        #[arg(long, value_enum, default_value = "balance")]
+        #[arg(long, value_enum, default_value = "row")]
         work: dedup::Work,
     },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
