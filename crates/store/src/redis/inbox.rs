@@ -62,11 +62,9 @@ impl Inbox for RedisStore {
             let token = Uuid::new_v4();
             let answers = self.ask(part, |part, told| {
                 let mut call = self.desk(&RESERVE, group, rules);
-                call.arg(wait(lease).max(1)).arg(part.len());
-                for arrived in part {
-                    call.arg(token.to_string());
-                    arrival(&mut call, arrived, told);
-                }
+                call.arg(wait(lease).max(1)).arg(token.to_string());
+                let arrivals: Vec<_> = part.iter().map(|arrival| (arrival, told)).collect();
+                columns(&mut call, &arrivals, |_| {});
                 call
             });
             for answer in answers.await? {
@@ -89,17 +87,12 @@ impl Inbox for RedisStore {
         for part in conclusions.chunks(MOST) {
             let answers = self.ask(part, |part, told| {
                 let mut call = self.desk(&CONCLUDE, group, rules);
-                call.arg(part.len());
-                for (arrived, token, handled) in part {
-                    let (kind, error, after, told) = match handled {
-                        Handled::Done => ("done", "", None, told),
-                        Handled::Retry { error, after } => ("retry", clip(error), *after, Told::Whole),
-                        Handled::Dead { error } => ("dead", clip(error), None, Told::Whole),
-                        Handled::Unavailable { error } => ("unavailable", error.as_str(), None, told),
-                    };
-                    call.arg(token.to_string()).arg(kind).arg(error).arg(wait(after.unwrap_or_default()));
-                    arrival(&mut call, arrived, told);
-                }
+                let is_kept =
+                    |handled: &Handled| matches!(handled, Handled::Retry { .. } | Handled::Dead { .. });
+                let told = |handled| if is_kept(handled) { Told::Whole } else { told };
+                let arrivals: Vec<_> =
+                    part.iter().map(|(arrival, _, handled)| (arrival, told(handled))).collect();
+                columns(&mut call, &arrivals, |call| outcomes(call, part));
                 call
             });
             for answer in answers.await? {
@@ -216,19 +209,57 @@ enum Told {
     Whole,
 }
 
-/// An arrival as scripts read it.
-fn arrival(call: &mut Call<'_>, arrival: &Arrival, told: Told) {
-    let message = &arrival.message;
-    call.arg(message.id.to_string()).arg(digest(arrival)).arg(&message.topic);
-    call.optional(message.key.as_deref().map(str::as_bytes));
-    call.optional(arrival.seq.map(|seq| seq.to_string()).as_deref().map(str::as_bytes));
-    call.flag(told == Told::Whole);
-    if told == Told::Whole {
+/// Arrivals as scripts read them: in columns, those that `more` adds, and a row for each of which more is told.
+fn columns(call: &mut Call<'_>, arrivals: &[(&Arrival, Told)], more: impl FnOnce(&mut Call<'_>)) {
+    call.arg(arrivals.len());
+    for (arrival, _) in arrivals {
+        call.arg(arrival.message.id.to_string());
+    }
+    for (arrival, _) in arrivals {
+        call.arg(digest(arrival));
+    }
+    for (arrival, _) in arrivals {
+        call.arg(&arrival.message.topic);
+    }
+    for (arrival, _) in arrivals {
+        call.optional(arrival.message.key.as_deref().map(str::as_bytes));
+    }
+    for (arrival, _) in arrivals {
+        call.arg(arrival.seq.map(|seq| seq.to_string()).unwrap_or_default());
+    }
+    let mut rows = 0;
+    for (_, told) in arrivals {
+        rows += usize::from(*told == Told::Whole);
+        call.arg(if *told == Told::Whole { rows.to_string() } else { String::new() });
+    }
+    more(call);
+    for (arrival, _) in arrivals.iter().filter(|(_, told)| *told == Told::Whole) {
+        let message = &arrival.message;
         // Chance comes from here: inside a script it would be the same every time.
         call.arg(rand::random::<f64>()).arg(&message.payload[..]).arg(&message.content_type);
         call.arg(headers_json(message)).arg(message.occurred_at.timestamp_millis());
         call.optional(message.kind.as_deref().map(str::as_bytes)).arg(arrival.delivery);
     }
+}
+
+/// What handlers did, in columns: the tokens, the kinds, the errors and the least waits.
+fn outcomes(call: &mut Call<'_>, conclusions: &[(Arrival, Uuid, Handled)]) {
+    for (_, token, _) in conclusions {
+        call.arg(token.to_string());
+    }
+    let (mut errors, mut waits) = (Vec::new(), Vec::new());
+    for (.., handled) in conclusions {
+        let (kind, error, after) = match handled {
+            Handled::Done => ("done", "", None),
+            Handled::Retry { error, after } => ("retry", clip(error), *after),
+            Handled::Dead { error } => ("dead", clip(error), None),
+            Handled::Unavailable { error } => ("unavailable", error.as_str(), None),
+        };
+        call.arg(kind);
+        errors.push(error);
+        waits.push(wait(after.unwrap_or_default()));
+    }
+    call.arg(errors).arg(waits);
 }
 
 /// What a script says of one arrival: a word, and what belongs to it.

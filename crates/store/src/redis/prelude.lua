@@ -36,13 +36,14 @@ local function even_when_full()
   redis.call('DEL', key('full'))
 end
 
--- A reader of ARGV from `first` on.
+-- A reader of ARGV from `first` on, and where it is.
 local function arguments(first)
   local at = first - 1
-  return function()
+  local function read()
     at = at + 1
     return ARGV[at]
   end
+  return read, function() return at + 1 end
 end
 
 -- '' is nothing, '=text' is text: an empty text is something.

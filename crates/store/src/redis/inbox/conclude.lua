@@ -1,7 +1,10 @@
 -- Writes what handlers did with reserved arrivals. The answer ends before the first of which more must be known.
 begin(KEYS[1])
-local read = arguments(1)
+local read, where = arguments(1)
 open_inbox(read(), read_rules(read))
+local TOKEN, KIND, ERROR, AFTER = OWN, OWN + 1, OWN + 2, OWN + 3
+local ids = read_arrivals(read, where, 4)
+read_marks(ids)
 
 -- The work was done outside under a valid token: that cannot be undone, wherever its key stands by now.
 local function conclude_done(arrival)
@@ -12,40 +15,33 @@ local function conclude_done(arrival)
   return conclude(arrival, 0, { kind = 'done' })
 end
 
-local asked, ids = read_arrivals(read, function()
-  return { token = read(), kind = read(), error = read(), after = tonumber(read()) }
-end)
-local names = {}
-for place, id in ipairs(ids) do
-  names[place] = in_key('r:' .. id)
+local function conclude_at(place, arrival)
+  local kind = column(KIND, place)
+  if kind == 'done' then return conclude_done(arrival) end
+  -- Looked at again: the reservation kept others from working on it, not from parking it.
+  local receipt, attempts = standing(arrival)
+  local handled = { kind = kind, error = column(ERROR, place), after = tonumber(column(AFTER, place)) }
+  return receipt or conclude(arrival, attempts, handled)
 end
-local tokens = #names > 0 and redis.call('MGET', unpack(names)) or {}
-local receipts, held, ended = {}, {}, {}
+
+local receipts, held, ended = {}, reserved(ids), {}
 for place, id in ipairs(ids) do
-  held[id] = tokens[place]
-end
-for place, item in ipairs(asked) do
-  local arrival, handled = unpack(item)
-  local receipt
-  if held[arrival.id] ~= handled.token then
-    receipt = { 'busy' }
-  elseif is_lacking(arrival) then
-    break
-  else
-    -- A token ends one reservation, once.
-    held[arrival.id] = nil
-    ended[#ended + 1] = names[place]
-    if handled.kind == 'done' then
-      receipt = conclude_done(arrival)
+  local receipt = 'busy'
+  if held[id] == column(TOKEN, place) then
+    if is_plain(id) and not inbox.rules.acknowledge and column(KIND, place) == 'done' then
+      mark(id, column(DIGEST, place), column(TOPIC, place), column(KEY, place), column(SEQ, place))
+      receipt = 'done'
     else
-      -- Looked at again: the reservation kept others from working on it, not from parking it.
-      local attempts
-      receipt, attempts = standing(arrival)
-      receipt = receipt or conclude(arrival, attempts, handled)
+      local arrival = arrival_at(place)
+      if is_lacking(arrival) then break end
+      receipt = conclude_at(place, arrival)
     end
+    -- A token ends one reservation, once.
+    held[id] = nil
+    ended[#ended + 1] = id
   end
   receipts[place] = receipt
 end
-if #ended > 0 then redis.call('DEL', unpack(ended)) end
+if #ended > 0 then redis.call('HDEL', in_key('reserved'), unpack(ended)) end
 close_inbox()
 return receipts

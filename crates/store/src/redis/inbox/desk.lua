@@ -16,6 +16,17 @@ local function tell(name, by)
   inbox.counts[name] = (inbox.counts[name] or 0) + by
 end
 
+-- Who has these ids reserved: the tokens of reservations that have not ended, by id. All of a group are in one hash, each as
+-- its token, a colon and its end, so that a batch is read, written and removed at once.
+local function reserved(ids)
+  local held = {}
+  if #ids == 0 then return held end
+  for place, value in ipairs(redis.call('HMGET', in_key('reserved'), unpack(ids))) do
+    if value and tonumber(string.sub(value, 38)) > now then held[ids[place]] = string.sub(value, 1, 36) end
+  end
+  return held
+end
+
 local write_marks
 
 local function close_inbox()
@@ -35,11 +46,35 @@ end
 
 local ARRIVAL = { 'topic', 'payload', 'content_type', 'headers', 'occurred_at', 'type', 'key', 'seq', 'delivery' }
 
--- What tells it from others, and all the rest if it is told: every byte of an argument costs a script its time.
-local function read_arrival(read)
-  local arrival = { id = read(), digest = read(), topic = read(), key = optional(read()), seq = optional(read()),
-    whole = read() == '1' }
-  if arrival.whole then
+-- Arrivals come in columns: of nearly all a script needs no more than the id and what Redis knows of it. These are what
+-- tells one from others (a key as '=text'), and where its row is if more of it is told; `more` columns of the script's own
+-- follow, and the rows. Every byte of an argument costs a script its time.
+local ID, DIGEST, TOPIC, KEY, SEQ, ROW, OWN = 0, 1, 2, 3, 4, 5, 6
+local ROW_LENGTH = 7
+
+local function read_arrivals(read, where, more)
+  local count = tonumber(read())
+  inbox.first, inbox.count = where(), count
+  inbox.rows = inbox.first + (OWN + more) * count
+  local ids = {}
+  for place = 1, count do
+    ids[place] = ARGV[inbox.first + place - 1]
+  end
+  return ids
+end
+
+local function column(name, place)
+  return ARGV[inbox.first + name * inbox.count + place - 1]
+end
+
+local function arrival_at(place)
+  local arrival = { id = column(ID, place), digest = column(DIGEST, place), topic = column(TOPIC, place),
+    key = optional(column(KEY, place)) }
+  if column(SEQ, place) ~= '' then arrival.seq = column(SEQ, place) end
+  local row = tonumber(column(ROW, place))
+  if row then
+    local read = arguments(inbox.rows + ROW_LENGTH * (row - 1))
+    arrival.whole = true
     arrival.chance, arrival.payload, arrival.content_type, arrival.headers = tonumber(read()), read(), read(), read()
     arrival.occurred_at, arrival.type, arrival.delivery = read(), optional(read()), read()
   end
@@ -171,22 +206,19 @@ local function acknowledge_arrival(arrival)
   if inbox.rules.acknowledge then acknowledge(arrival.id, arrival.seq, inbox.group, inbox.seen) end
 end
 
--- Reads as many arrivals as the next argument says, each after what `before` reads, and asks for all their marks at once.
--- From here on marks are written together, at the end: where work runs in between, they must not wait.
-local function read_arrivals(read, before)
-  local arrivals, ids = {}, {}
-  for place = 1, tonumber(read()) do
-    local more = before(read)
-    local arrival = read_arrival(read)
-    arrivals[place] = { arrival, more }
-    ids[place] = arrival.id
-  end
+-- Asks for the marks of all these at once. From here on marks are written together, at the end: where work runs in
+-- between, they must not wait.
+local function read_marks(ids)
   inbox.marks, inbox.fresh = {}, {}
-  if #ids == 0 then return arrivals, ids end
+  if #ids == 0 then return end
   for place, mark in ipairs(redis.call('HMGET', in_key('done'), unpack(ids))) do
     inbox.marks[ids[place]] = mark
   end
-  return arrivals, ids
+end
+
+-- Whether nothing is known of an id, and nothing can hold it back: then nobody needs to look at the rest of it.
+local function is_plain(id)
+  return not inbox.parked and not inbox.marks[id]
 end
 
 -- An id that was marked without its content (`postrider_once`) is taken for any.
@@ -207,13 +239,15 @@ function write_marks(marks)
     fields[2 * place - 1], fields[2 * place] = mark.id, mark.digest
   end
   redis.call('HSET', in_key('done'), unpack(fields))
+  local log, at = in_key('log'), string.format('%d', now)
   for place, mark in ipairs(marks) do
-    redis.call('XADD', in_key('log'), (position + place) .. '-0', 'at', now, 'id', mark.id, 'topic', mark.topic,
-      'key', mark.key and '=' .. mark.key or '', 'seq', mark.seq or '')
+    redis.call('XADD', log, string.format('%d-0', position + place), 'at', at, 'id', mark.id, 'topic', mark.topic,
+      'key', mark.key, 'seq', mark.seq)
   end
   tell('processed', #marks)
 end
 
+-- `name` is a key as '=text', and like `seq` '' where there is none.
 local function mark(id, digest, topic, name, seq)
   local mark = { id = id, digest = digest, topic = topic, key = name, seq = seq }
   if not inbox.marks then return write_marks({ mark }) end
@@ -230,7 +264,7 @@ local function done_before(arrival)
     -- A crash between a handler's own commit and its conclusion leaves it parked.
     unpark(arrival, false)
     acknowledge_arrival(arrival)
-    return { 'duplicate' }
+    return 'duplicate'
   end
   -- It may come often; it is kept, and counted, once, and never in the place of another.
   local place = place_of(arrival.id)
@@ -273,13 +307,13 @@ end
 local function finished(arrival)
   unpark(arrival, true)
   acknowledge_arrival(arrival)
-  return { 'done' }
+  return 'done'
 end
 
 -- Writes what the handler said, for an arrival that is free.
 local function conclude(arrival, attempts, handled)
   if handled.kind == 'done' then
-    mark(arrival.id, arrival.digest, arrival.topic, arrival.key, arrival.seq)
+    mark(arrival.id, arrival.digest, arrival.topic, arrival.key and '=' .. arrival.key or '', arrival.seq or '')
     return finished(arrival)
   end
   if handled.kind == 'retry' then return retry(arrival, attempts, handled.error, handled.after) end

@@ -1,13 +1,28 @@
--- Forgets the ids of a group that are older than it keeps them, and those of other groups by what they said last.
+-- Forgets the ids of a group that are older than it keeps them, those of other groups by what they said last, and
+-- reservations that have ended.
 begin(KEYS[1])
 even_when_full()
-local group, keep, left = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local group, keep, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local left = most
 -- The group may have no consumer tomorrow; whoever calls then knows how long its ids were to be kept.
 if redis.call('HEXISTS', key('groups'), group) == 1 then redis.call('HSET', key('groups'), group, keep) end
+
+-- Removes some of a group's reservations that have ended, and the next time others.
+local function end_reservations()
+  local place = in_key('reserved-looked-at')
+  local from, found = unpack(redis.call('HSCAN', in_key('reserved'), redis.call('GET', place) or '0', 'COUNT', most))
+  for field = 1, #found, 2 do
+    if tonumber(string.sub(found[field + 1], 38)) <= now then
+      redis.call('HDEL', in_key('reserved'), found[field])
+    end
+  end
+  if from == '0' then redis.call('DEL', place) else redis.call('SET', place, from) end
+end
 
 -- Forgets up to `left` old ids of one group.
 local function forget(name, keep)
   open_inbox(name, {})
+  end_reservations()
   local entries, ids = {}, {}
   for _, entry in ipairs(redis.call('XRANGE', in_key('log'), '-', '+', 'COUNT', left)) do
     if tonumber(entry[2][2]) >= now - keep then break end
@@ -20,7 +35,6 @@ local function forget(name, keep)
   left = left - #entries
 end
 
-local most = left
 local groups = redis.call('HGETALL', key('groups'))
 forget(group, tonumber(keep))
 for place = 1, #groups, 2 do

@@ -5,7 +5,7 @@ local function once(group, id)
   if not string.find(id, UUID) then refuse('an id must be a UUID') end
   open_inbox(group, {})
   local new = redis.call('HEXISTS', in_key('done'), id) == 0
-  if new then mark(id, '', '', nil, nil) else tell('duplicates', 1) end
+  if new then mark(id, '', '', '', '') else tell('duplicates', 1) end
   close_inbox()
   return new
 end

@@ -1,6 +1,6 @@
 -- Does the work of each arrival and marks it, one after the other.
 begin(KEYS[1])
-local read = arguments(1)
+local read, where = arguments(1)
 open_inbox(read(), read_rules(read))
 local kind, code = read(), read()
 -- What a handler's script sees; on one line with it, so that its line numbers stay.
@@ -21,15 +21,16 @@ local function run(arrival)
 end
 
 local receipts, unavailable = {}, nil
-for place = 1, tonumber(read()) do
-  local arrival = read_arrival(read)
+local some_reserved = redis.call('EXISTS', in_key('reserved')) == 1
+for place, id in ipairs(read_arrivals(read, where, 0)) do
+  local arrival = arrival_at(place)
   local receipt = unavailable
   if not receipt then
     local attempts
     receipt, attempts = standing(arrival)
     if not receipt then
-      if redis.call('EXISTS', in_key('r:' .. arrival.id)) == 1 then
-        receipt = { 'busy' }
+      if some_reserved and reserved({ id })[id] then
+        receipt = 'busy'
       else
         receipt = conclude(arrival, attempts, run(arrival))
         if receipt[1] == 'unavailable' then unavailable = receipt end

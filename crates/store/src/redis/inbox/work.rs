@@ -2,7 +2,7 @@
 
 use super::super::RedisStore;
 use super::super::script::script;
-use super::{MOST, Told, arrival, receipt, word};
+use super::{MOST, Told, columns, receipt, word};
 use crate::{Arrival, Error, InboxRules, Receipt, Work};
 
 /// What a store on Redis says of SQL.
@@ -51,10 +51,9 @@ impl RedisStore {
                 continue;
             }
             let mut call = self.desk(&PROCESS, group, rules);
-            call.arg(kind).arg(code).arg(part.len());
-            for arrived in part {
-                arrival(&mut call, arrived, Told::Whole);
-            }
+            call.arg(kind).arg(code);
+            let arrivals: Vec<_> = part.iter().map(|arrival| (arrival, Told::Whole)).collect();
+            columns(&mut call, &arrivals, |_| {});
             for answer in self.write(&call).await? {
                 receipts.push(receipt(word(answer)?)?);
             }
