@@ -81,7 +81,7 @@ impl Hybrid {
 
     /// Parts `arrivals` into those that Redis has seen and those that the store must look at.
     async fn part(&self, group: &str, arrivals: Vec<Arrival>, rules: &InboxRules) -> Result<Parted, Error> {
-        let prints: Vec<Print> = arrivals.iter().map(|arrival| self.seen.print(group, arrival)).collect();
+        let prints: Vec<Print> = arrivals.iter().map(Print::of).collect();
         let seen = self.seen.look(group, &prints).await;
         if rules.acknowledge && seen.contains(&true) {
             // The store may have refused it the first time, while the relay had not yet said that it was sent.
@@ -112,7 +112,7 @@ impl Hybrid {
             self.seen.met_a_duplicate(group);
         }
         let done = prints.into_iter().zip(receipts).filter(|(_, done)| *done);
-        self.seen.note(group, done.map(|(print, _)| print), duplicates);
+        self.seen.note(group, done.map(|(print, _)| print).collect(), duplicates);
     }
 }
 
@@ -200,8 +200,7 @@ impl Inbox for Hybrid {
         conclusions: Vec<(Arrival, Uuid, Handled)>,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let prints = conclusions.iter().map(|(arrival, ..)| self.seen.print(group, arrival));
-        let prints: Vec<Print> = prints.collect();
+        let prints = conclusions.iter().map(|(arrival, ..)| Print::of(arrival)).collect();
         let receipts = self.store.conclude(group, conclusions, rules).await?;
         self.note(group, prints, receipts.iter().map(Some), 0);
         Ok(receipts)

@@ -78,8 +78,15 @@ impl Server {
         line.map_or(0, |line| line.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
     }
 
-    fn keys(&self) -> Vec<String> {
-        self.client().get_connection().expect("it runs").keys("postrider:seen:id:*").expect("keys")
+    /// The slices of time whose ids it knows.
+    fn slices(&self) -> Vec<String> {
+        self.client().get_connection().expect("it runs").keys("postrider:seen:ids:*").expect("keys")
+    }
+
+    /// How many ids it knows.
+    fn seen(&self) -> usize {
+        let mut redis = self.client().get_connection().expect("it runs");
+        self.slices().iter().map(|slice| redis.hlen::<_, usize>(slice).expect("a hash")).sum()
     }
 }
 
@@ -144,7 +151,7 @@ fn all(receipt: &Receipt, receipts: &[Receipt]) -> bool {
 #[tokio::test]
 async fn redis_is_asked_as_long_as_that_spares_the_store_anything() {
     let world = World::new().await;
-    let asked = || world.server.calls("mget");
+    let asked = || world.server.calls("time");
     let first = arrivals(1);
     world.process(&first).await;
     for _ in 0..200 {
@@ -221,7 +228,7 @@ async fn without_redis_sql_goes_on_alone() {
     // It is left alone for a while first; in the end it learns what was done without it.
     let asked_again = || async {
         assert!(all(&Receipt::Duplicate, &world.process(&arrivals).await));
-        world.server.keys().len() == 20
+        world.server.seen() == 20
     };
     assert!(testkit::eventually(PATIENCE, asked_again).await, "Redis was never asked again");
     assert_eq!(world.sql_counts().await.0, 20);
@@ -240,14 +247,14 @@ async fn only_what_is_committed_is_noted_as_seen() {
     let down = Handled::Unavailable { error: "down".to_owned() };
     conclude(token, down).await.expect("an answer");
     world.noted().await;
-    assert_eq!(world.server.keys(), Vec::<String>::new());
+    assert_eq!(world.server.seen(), 0);
     let Reservation::Granted(token) = reserve().await.expect("an answer").remove(0) else {
         panic!("it is free again")
     };
-    assert_eq!(world.server.keys(), Vec::<String>::new());
+    assert_eq!(world.server.seen(), 0);
     assert_eq!(conclude(token, Handled::Done).await.expect("an answer"), [Receipt::Done]);
     world.noted().await;
-    assert_eq!(world.server.keys().len(), 1);
+    assert_eq!(world.server.seen(), 1);
     assert_eq!(reserve().await.expect("an answer"), [Reservation::Settled(Receipt::Duplicate)]);
 }
 
@@ -299,12 +306,27 @@ async fn what_was_seen_is_acknowledged_again_where_the_store_is_the_producers() 
 #[tokio::test]
 async fn ids_end_in_redis_when_the_group_no_longer_keeps_them() {
     let world = World::new().await;
-    let hour = Duration::from_secs(3_600);
+    let (hour, first) = (Duration::from_secs(3_600), arrivals(1));
     world.inbox.forget_ids(GROUP, hour).await.expect("an answer");
-    world.process(&arrivals(1)).await;
+    world.process(&first).await;
     let mut redis = world.server.client().get_connection().expect("it runs");
-    let rest: i64 = redis.pttl(&world.server.keys()[0]).expect("a key");
-    assert!((3_000_000..=3_600_000).contains(&rest), "{rest}");
+    let rest: i64 = redis.pttl(&world.server.slices()[0]).expect("a key");
+    // The hour, what is left of the slice, and one more.
+    assert!((3_600_000..=3_600_000 + 2 * 900_000).contains(&rest), "{rest}");
+
+    let moment = Duration::from_millis(400);
+    let again = || async {
+        world.inbox.forget_ids(GROUP, moment).await.expect("an answer");
+        world.process(&first).await == [Receipt::Done]
+    };
+    assert!(testkit::eventually(PATIENCE, again).await, "it is new once nobody keeps its id");
+    let gone = || async {
+        world.inbox.forget_ids(GROUP, moment).await.expect("an answer");
+        world.noted().await;
+        // That of the hour has its end; those of the moment go.
+        world.server.slices().len() == 1
+    };
+    assert!(testkit::eventually(PATIENCE, gone).await, "{:?}", world.server.slices());
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! What Redis has seen: ids with a digest of their content, for as long as the group keeps them.
 //!
+//! They are in hashes, each for a slice of time: a batch is one command, and a slice whose time is over goes as a whole. To
+//! ask is a command for each slice, so there are few.
+//!
 //! Nothing here can fail: a Redis that does not answer has seen nothing, and is left alone for a while so that
 //! messages do not wait for it one after another.
 
@@ -7,7 +10,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use redis::Pipeline;
+use message::MessageId;
+use redis::{Pipeline, Value};
 use tokio::task::JoinHandle;
 
 use super::Config;
@@ -18,12 +22,19 @@ use crate::{Arrival, Error};
 /// How long a Redis that did not answer is left alone.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// After so many batches in a row without a duplicate, Redis is asked about one in so many only: it would spare the store
-/// nothing.
-const IN_VAIN: u32 = 16;
+/// After so many batches in a row without a duplicate Redis is asked about one in [`NOW_AND_THEN`] only: it would spare the
+/// store nothing.
+const IN_VAIN: u32 = 4;
+const NOW_AND_THEN: u32 = 16;
 
 /// Notes that may be on their way while the next batch begins, unless it asks.
 const NOTING: usize = 8;
+
+/// The time for which ids are kept is so many slices, and a part of one more.
+const SLICES: i64 = 4;
+
+/// Slices that are over and may still be there: as many as go at a time.
+const OVER: i64 = 8;
 
 #[derive(Debug)]
 pub(super) struct Seen {
@@ -59,7 +70,7 @@ impl Known {
     /// Whether Redis is asked about the batch that has come.
     fn is_worth_a_look(&mut self) -> bool {
         self.in_vain = self.in_vain.saturating_add(1);
-        self.in_vain <= IN_VAIN || self.in_vain.is_multiple_of(IN_VAIN)
+        self.in_vain <= IN_VAIN || self.in_vain.is_multiple_of(NOW_AND_THEN)
     }
 }
 
@@ -71,13 +82,39 @@ struct Said {
     keep: i64,
 }
 
+impl Said {
+    /// The time of Redis. A process that was stopped in between is behind: what it notes ends sooner.
+    fn now(self) -> i64 {
+        self.now + millis(self.answered.elapsed())
+    }
+
+    /// How long a slice is.
+    fn width(self) -> i64 {
+        (self.keep / SLICES).max(1)
+    }
+
+    /// The slice of this moment.
+    fn slice(self) -> i64 {
+        self.now() / self.width()
+    }
+
+    /// The first slice of which anything may be kept.
+    fn first(self) -> i64 {
+        (self.now() - self.keep) / self.width()
+    }
+}
+
 /// A message as Redis knows it.
 pub(super) struct Print {
-    key: String,
+    id: MessageId,
     digest: Vec<u8>,
 }
 
 impl Print {
+    pub(super) fn of(arrival: &Arrival) -> Self {
+        Self { id: arrival.message.id, digest: digest(arrival) }
+    }
+
     /// What is kept of it.
     fn value(&self, at: i64) -> Vec<u8> {
         [&self.digest[..], at.to_string().as_bytes()].concat()
@@ -105,14 +142,6 @@ impl Seen {
         })
     }
 
-    /// What Redis is asked about an arrival.
-    pub(super) fn print(&self, group: &str, arrival: &Arrival) -> Print {
-        // The length keeps scope and group apart, whatever they are made of.
-        let (scope, id) = (&self.scope, arrival.message.id);
-        let key = format!("postrider:seen:id:{}:{scope}:{group}:{id}", scope.len());
-        Print { key, digest: digest(arrival) }
-    }
-
     /// Which of these the store has done before, as far as Redis knows and is worth asking. What was noted here before
     /// is known.
     pub(super) async fn look(&self, group: &str, prints: &[Print]) -> Vec<bool> {
@@ -127,53 +156,70 @@ impl Seen {
     }
 
     async fn ask_about(&self, group: &str, prints: &[Print]) -> Vec<bool> {
+        let mut known = vec![false; prints.len()];
+        // Where to look depends on the time of Redis.
+        let Some(before) = self.times(group).await else { return known };
+        let slices: Vec<i64> = (before.first()..=before.slice()).collect();
         let mut call = redis::pipe();
-        // One key that nobody has: a question without any is none.
-        call.cmd("MGET").arg("postrider:seen");
-        for print in prints {
-            call.arg(&print.key);
+        if !prints.is_empty() {
+            for slice in &slices {
+                call.cmd("HMGET").arg(self.slice_key(group, before, *slice));
+                for print in prints {
+                    call.arg(print.id.0.as_bytes());
+                }
+            }
         }
         // After the ids: what the group said of them since then counts.
         call.cmd("HMGET").arg(self.group_key(group)).arg("keep").arg("duplicates").cmd("TIME");
-        type Answer = (Vec<Option<Vec<u8>>>, (Option<i64>, Option<u64>), (i64, i64));
-        let Some((known, (keep, counted), (seconds, micros))) = self.ask::<Answer>(&call).await else {
-            return vec![false; prints.len()];
-        };
+        let Some(mut answers) = self.ask::<Vec<Value>>(&call).await else { return known };
+        let Some(said) = self.heard(group, &mut answers) else { return known };
+        for answer in answers {
+            let found: Vec<Option<Vec<u8>>> = redis::from_redis_value(answer).unwrap_or_default();
+            for ((known, print), found) in known.iter_mut().zip(prints).zip(found) {
+                *known |= found.is_some_and(|found| print.is_in(&found, said));
+            }
+        }
+        known
+    }
+
+    /// What Redis said last of time and the group, asked now if it never did.
+    async fn times(&self, group: &str) -> Option<Said> {
+        if let Some(said) = self.change(group, |group| group.said) {
+            return Some(said);
+        }
+        let mut call = redis::pipe();
+        call.cmd("HMGET").arg(self.group_key(group)).arg("keep").arg("duplicates").cmd("TIME");
+        let mut answers = self.ask::<Vec<Value>>(&call).await?;
+        self.heard(group, &mut answers)
+    }
+
+    /// Takes what Redis says of the group and the time from the end of its answers.
+    fn heard(&self, group: &str, answers: &mut Vec<Value>) -> Option<Said> {
         // Not sooner: what is noted must not be younger than it is.
         let answered = Instant::now();
-        let (now, keep) = (seconds * 1_000 + micros / 1_000, keep.unwrap_or_else(|| millis(self.keep)));
-        let said = Said { answered, now, keep };
+        let (seconds, micros): (i64, i64) = redis::from_redis_value(answers.pop()?).ok()?;
+        let (keep, counted): (Option<i64>, Option<u64>) = redis::from_redis_value(answers.pop()?).ok()?;
+        let now = seconds * 1_000 + micros / 1_000;
+        let said = Said { answered, now, keep: keep.unwrap_or_else(|| millis(self.keep)) };
         self.change(group, |group| {
             group.counted = group.counted.max(counted.unwrap_or(0));
             group.said = Some(said);
         });
-        let mut known = known.into_iter().skip(1);
-        let is_in = |print: &Print| known.next().flatten().is_some_and(|known| print.is_in(&known, said));
-        prints.iter().map(is_in).collect()
+        Some(said)
     }
 
-    /// The store has done these, and `duplicates` were answered without it. Nobody waits until Redis knows; what was noted
-    /// before keeps its time.
-    pub(super) fn note(self: &Arc<Self>, group: &str, done: impl Iterator<Item = Print>, duplicates: usize) {
-        let mut call = redis::pipe();
+    /// The store has done these, and `duplicates` were answered without it. Nobody waits until Redis knows.
+    pub(super) fn note(self: &Arc<Self>, group: &str, done: Vec<Print>, duplicates: usize) {
         // Whoever was never told the time cannot say when.
-        if let Some(said) = self.change(group, |group| group.said).filter(|said| said.keep > 0) {
-            // A process that was stopped in between is behind, and what it notes ends sooner.
-            let now = said.now + millis(said.answered.elapsed());
-            for print in done {
-                let value = print.value(now);
-                call.cmd("SET").arg(print.key).arg(value).arg("PX").arg(said.keep).arg("NX").ignore();
-            }
-        }
+        let said = self.change(group, |group| group.said).filter(|said| said.keep > 0 && !done.is_empty());
         // Taken out while they are told, so that nobody else tells them too.
         let untold = self.change(group, |group| std::mem::take(&mut group.untold)) + duplicates as u64;
-        if call.is_empty() && untold == 0 {
+        if said.is_none() && untold == 0 {
             return;
         }
-        call.cmd("HINCRBY").arg(self.group_key(group)).arg("duplicates").arg(untold);
         let (seen, group) = (Arc::clone(self), group.to_owned());
         let noting = tokio::spawn(async move {
-            match seen.ask::<(u64,)>(&call).await {
+            match seen.ask::<(u64,)>(&seen.notes(&group, &done, said, untold)).await {
                 Some((counted,)) => seen.change(&group, |group| group.counted = group.counted.max(counted)),
                 None => seen.change(&group, |group| group.untold += untold),
             }
@@ -181,6 +227,25 @@ impl Seen {
         let mut state = self.state();
         state.noting.retain(|noting| !noting.is_finished());
         state.noting.push(noting);
+    }
+
+    /// The commands that tell Redis.
+    fn notes(&self, group: &str, done: &[Print], said: Option<Said>, untold: u64) -> Pipeline {
+        let mut call = redis::pipe();
+        if let Some(said) = said {
+            let (now, slice) = (said.now(), said.slice());
+            let key = self.slice_key(group, said, slice);
+            call.cmd("HSET").arg(&key);
+            for print in done {
+                call.arg(print.id.0.as_bytes()).arg(print.value(now));
+            }
+            call.ignore();
+            // One more slice: whoever is still there removes it before, and that does not hold Redis up.
+            let end = (slice + 2).saturating_mul(said.width()).saturating_add(said.keep);
+            call.cmd("PEXPIREAT").arg(key).arg(end).ignore();
+        }
+        call.cmd("HINCRBY").arg(self.group_key(group)).arg("duplicates").arg(untold);
+        call
     }
 
     /// A message came again, whoever recognised it.
@@ -192,6 +257,13 @@ impl Seen {
     pub(super) async fn keep(&self, group: &str, keep: Duration) {
         let mut call = redis::pipe();
         call.cmd("HSET").arg(self.group_key(group)).arg("keep").arg(millis(keep)).ignore();
+        if let Some(said) = self.change(group, |group| group.said) {
+            call.cmd("UNLINK");
+            for slice in said.first() - OVER..said.first() {
+                call.arg(self.slice_key(group, said, slice));
+            }
+            call.ignore();
+        }
         let _: Option<()> = self.ask(&call).await;
     }
 
@@ -236,6 +308,12 @@ impl Seen {
                 None
             }
         }
+    }
+
+    /// Where a slice of a group's ids is. The length keeps scope and group apart, whatever they are made of.
+    fn slice_key(&self, group: &str, said: Said, slice: i64) -> String {
+        let (scope, width) = (&self.scope, said.width());
+        format!("postrider:seen:ids:{}:{scope}:{group}:{width}:{slice}", scope.len())
     }
 
     fn group_key(&self, group: &str) -> String {
