@@ -16,6 +16,8 @@ pub(super) enum Trouble {
     Unknown(tokio_postgres::Error),
     /// No connection could be had.
     Pool(String),
+    /// Some of what was to be marked has a mark: the next transaction looks before it marks.
+    Marked,
     /// It is what the caller hears.
     Store(Error),
 }
@@ -35,6 +37,7 @@ impl Trouble {
                 }
                 None => error.is_closed(),
             },
+            Self::Marked => true,
             Self::Unknown(_) | Self::Pool(_) | Self::Store(_) => false,
         }
     }
@@ -81,6 +84,10 @@ impl From<Trouble> for Error {
         match trouble {
             Trouble::Database(error) | Trouble::Unknown(error) => meaning(error.code(), text(&error)),
             Trouble::Pool(reason) => Self::Unavailable { reason, retry_after: Duration::from_millis(100) },
+            Trouble::Marked => {
+                let reason = "others are marking the same messages".to_owned();
+                Self::Unavailable { reason, retry_after: Duration::ZERO }
+            }
             Trouble::Store(error) => error,
         }
     }

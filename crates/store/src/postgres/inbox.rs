@@ -1,7 +1,8 @@
 //! The inbox: the work of each message and its mark, in one transaction.
 //!
 //! Of two transactions with the same id one waits for the other at the unique index of marks, so every call begins by
-//! marking all its messages in one statement and takes back, at its end, the marks of those that were not done. With
+//! marking all its messages in one statement and takes back, at its end, the marks of those that were not done. That one
+//! fails where any has a mark, and then, and for some calls more, only those are marked that have none. With
 //! `ordered`, messages of one key are kept apart by an advisory lock of the transaction, and whoever reserves has such
 //! locks for its ids; nothing else serialises the workers of a group.
 
@@ -12,7 +13,8 @@ mod reserved;
 mod work;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -39,9 +41,39 @@ use desk::{Desk, Purpose};
 use work::Job;
 pub(super) use work::Statements;
 
-/// The numbers of groups that were met. They never change.
+/// Groups that were met.
 #[derive(Debug, Default)]
-pub(super) struct Groups(Mutex<HashMap<String, i64>>);
+pub(super) struct Groups(Mutex<HashMap<String, Arc<Known>>>);
+
+/// After a mark was met, so many calls look before they mark.
+const WARY: u32 = 16;
+
+/// What is known of a group.
+#[derive(Debug)]
+struct Known {
+    /// It never changes.
+    number: i64,
+    /// Calls that still look first. Where everything is new, to mark without looking is half the work; where something is
+    /// not, it is for nothing.
+    wary: AtomicU32,
+}
+
+impl Known {
+    fn is_wary(&self) -> bool {
+        self.wary.load(Ordering::Relaxed) > 0
+    }
+
+    /// A call has looked, or tried to mark; `met` if it found a mark.
+    fn learn(&self, met: bool) {
+        if met {
+            self.wary.store(WARY, Ordering::Relaxed);
+        } else {
+            let less = |wary: u32| wary.checked_sub(1);
+            // Nothing to subtract: it was not wary.
+            let _ = self.wary.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+}
 
 /// Keys that a transaction locks at most. A server has room for some thousands of locks, all its transactions together:
 /// with the usual settings for 12,000.
@@ -88,7 +120,7 @@ impl Inbox for PostgresStore {
             Work::Sql(statement) => Job::Statement(self.statement(statement).await?),
             Work::Script(_) => return Err(Error::Refused(NO_SCRIPTS.to_owned())),
         };
-        let number = self.group_number(group).await?;
+        let known = self.known(group).await?;
         let mut receipts: Vec<Receipt> = Vec::with_capacity(arrivals.len());
         for part in parts(&arrivals, rules, |arrival| arrival) {
             if let Some(down @ Receipt::Unavailable { .. }) = receipts.last() {
@@ -99,7 +131,7 @@ impl Inbox for PostgresStore {
                 let tx = self.connections.transaction().await?;
                 let result = async {
                     let mut desk =
-                        Desk::open(self, &tx, group, number, rules, part.iter(), Purpose::Process).await?;
+                        Desk::open(self, &tx, group, &known, rules, part.iter(), Purpose::Process).await?;
                     let receipts = desk.process(part, &job).await?;
                     desk.finish().await?;
                     Ok(receipts)
@@ -119,14 +151,14 @@ impl Inbox for PostgresStore {
         lease: Duration,
         rules: &InboxRules,
     ) -> Result<Vec<Reservation>, Error> {
-        let number = self.group_number(group).await?;
+        let known = self.known(group).await?;
         let mut reservations = Vec::with_capacity(arrivals.len());
         for part in parts(&arrivals, rules, |arrival| arrival) {
             let reserved = repeat(|| async {
                 let tx = self.connections.transaction().await?;
                 let result = async {
                     let mut desk =
-                        Desk::open(self, &tx, group, number, rules, part.iter(), Purpose::Reserve).await?;
+                        Desk::open(self, &tx, group, &known, rules, part.iter(), Purpose::Reserve).await?;
                     let reservations = desk.reserve(part, lease).await?;
                     desk.finish().await?;
                     Ok(reservations)
@@ -154,7 +186,7 @@ impl Inbox for PostgresStore {
         conclusions: Vec<(Arrival, Uuid, Handled)>,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let number = self.group_number(group).await?;
+        let known = self.known(group).await?;
         let mut receipts = Vec::with_capacity(conclusions.len());
         for part in parts(&conclusions, rules, |(arrival, ..)| arrival) {
             let concluded = repeat(|| async {
@@ -162,7 +194,7 @@ impl Inbox for PostgresStore {
                 let result = async {
                     let arrivals = part.iter().map(|(arrival, ..)| arrival);
                     let mut desk =
-                        Desk::open(self, &tx, group, number, rules, arrivals, Purpose::Conclude).await?;
+                        Desk::open(self, &tx, group, &known, rules, arrivals, Purpose::Conclude).await?;
                     let receipts = desk.conclude_all(part).await?;
                     desk.finish().await?;
                     Ok(receipts)
@@ -290,11 +322,12 @@ impl Inbox for PostgresStore {
 }
 
 impl PostgresStore {
-    /// The number of a group, made on first use, in a transaction of its own: what follows may be undone.
-    async fn group_number(&self, group: &str) -> Result<i64, Error> {
-        let known = self.groups.0.lock().expect("nobody panics while a number is copied").get(group).copied();
-        if let Some(number) = known {
-            return Ok(number);
+    /// What is known of a group, which gets its number on first use, in a transaction of its own: what follows may be undone.
+    async fn known(&self, group: &str) -> Result<Arc<Known>, Error> {
+        let groups = || self.groups.0.lock().expect("nobody panics while a group is looked up");
+        let known = groups().get(group).cloned();
+        if let Some(known) = known {
+            return Ok(known);
         }
         if group.contains('\0') {
             return Err(Error::Refused("a consumer group's name cannot have a NUL in it".to_owned()));
@@ -308,12 +341,25 @@ impl PostgresStore {
         }
         let row =
             rows.first().ok_or_else(|| Error::Broken(format!("the group {group} was removed by hand")))?;
-        let number = row.try_get(0).map_err(Trouble::from)?;
-        self.groups
-            .0
-            .lock()
-            .expect("nobody panics while a number is copied")
-            .insert(group.to_owned(), number);
-        Ok(number)
+        let known = Known { number: row.try_get(0).map_err(Trouble::from)?, wary: AtomicU32::new(0) };
+        Ok(Arc::clone(groups().entry(group.to_owned()).or_insert(Arc::new(known))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_met_a_mark_is_wary_until_some_calls_meet_none() {
+        let group = Known { number: 1, wary: AtomicU32::new(0) };
+        group.learn(false);
+        assert!(!group.is_wary());
+        group.learn(true);
+        for _ in 0..WARY {
+            assert!(group.is_wary());
+            group.learn(false);
+        }
+        assert!(!group.is_wary());
     }
 }

@@ -4,13 +4,15 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use tokio_postgres::types::Type;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::super::PostgresStore;
 use super::super::acknowledge::Acknowledger;
 use super::super::connection::Transaction;
 use super::super::error::Trouble;
+use super::Known;
 use super::parked::{Standing, key_lock, lock};
 use super::reserved::{Held, id_lock};
 use super::work::{Fault, Job};
@@ -73,20 +75,18 @@ impl<'a> Desk<'a> {
         store: &'a PostgresStore,
         tx: &'a Transaction,
         name: &'a str,
-        group: i64,
+        known: &Known,
         rules: &'a InboxRules,
         arrivals: impl Iterator<Item = &'a Arrival>,
         purpose: Purpose,
     ) -> Result<Self, Trouble> {
+        let group = known.number;
         let key = |arrival: &'a Arrival| {
             Some((arrival.message.topic.as_str(), arrival.message.key.as_deref().filter(|_| rules.ordered)?))
         };
         let arrivals: Vec<&Arrival> = arrivals.collect();
-        let mut locks: Vec<i64> = arrivals
-            .iter()
-            .filter_map(|arrival| key(arrival))
-            .map(|(topic, key)| key_lock(group, topic, key))
-            .collect();
+        let keys: HashSet<(&str, &str)> = arrivals.iter().filter_map(|arrival| key(arrival)).collect();
+        let mut locks: Vec<i64> = keys.into_iter().map(|(topic, key)| key_lock(group, topic, key)).collect();
         if purpose == Purpose::Reserve {
             locks.extend(arrivals.iter().map(|arrival| id_lock(group, arrival.message.id)));
         }
@@ -99,12 +99,12 @@ impl<'a> Desk<'a> {
                     EXISTS (SELECT 1 FROM inbox_reserved WHERE grp = $1 AND until > now())",
             &group_number,
         );
-        let (begun, locked, marked, known, row) = tokio::join!(biased;
-            tx.begin(), lock(tx, locks), mark(tx, group, &marked), done(tx, group, &looked_up), look);
+        let (begun, locked, marked, done, row) = tokio::join!(biased;
+            tx.begin(), lock(tx, locks), mark(tx, known, &marked), done(tx, group, &looked_up), look);
         begun?;
         locked?;
         let mut marks = marked?;
-        marks.extend(known?);
+        marks.extend(done?);
         let row = row?;
         Ok(Self {
             store,
@@ -139,9 +139,7 @@ impl<'a> Desk<'a> {
         for held in &self.held {
             held.write(self.tx, self.group).await?;
         }
-        if self.rules.acknowledge {
-            Acknowledger { tx: self.tx, sent: self.store.sent }.acknowledge(&self.acknowledged).await?;
-        }
+        Acknowledger { tx: self.tx, sent: self.store.sent }.acknowledge(&self.acknowledged).await?;
         count(self.tx, self.group, &self.counts).await
     }
 
@@ -242,7 +240,9 @@ impl<'a> Desk<'a> {
     }
 
     fn acknowledge(&mut self, arrival: &Arrival) {
-        self.acknowledged.push((arrival.message.id, arrival.seq, self.name.to_owned()));
+        if self.rules.acknowledge {
+            self.acknowledged.push((arrival.message.id, arrival.seq, self.name.to_owned()));
+        }
     }
 
     /// The receipt of a message that was done before, if it was.
@@ -292,48 +292,52 @@ async fn done(tx: &Transaction, group: i64, ids: &[Uuid]) -> Result<Vec<(Uuid, M
 }
 
 /// Marks all arrivals that are not marked, waiting for others who are at the same ones, and says what is known of each.
-async fn mark(tx: &Transaction, group: i64, arrivals: &[&Arrival]) -> Result<HashMap<Uuid, Mark>, Trouble> {
-    let mut first: HashMap<Uuid, &Arrival> = HashMap::new();
-    for arrival in arrivals {
-        first.entry(arrival.message.id.0).or_insert(arrival);
-    }
-    if first.is_empty() {
+async fn mark(
+    tx: &Transaction,
+    group: &Known,
+    arrivals: &[&Arrival],
+) -> Result<HashMap<Uuid, Mark>, Trouble> {
+    if arrivals.is_empty() {
         return Ok(HashMap::new());
     }
     // In the order of ids: two calls with the same ones must not wait for each other.
-    let mut new: Vec<&Arrival> = first.values().copied().collect();
-    new.sort_unstable_by_key(|arrival| arrival.message.id);
+    let mut new = arrivals.to_vec();
+    new.sort_by_key(|arrival| arrival.message.id);
+    new.dedup_by_key(|arrival| arrival.message.id);
     let ids: Vec<Uuid> = new.iter().map(|arrival| arrival.message.id.0).collect();
     let digests: Vec<Vec<u8>> = new.iter().map(|arrival| digest(arrival)).collect();
     let topics: Vec<&str> = new.iter().map(|arrival| arrival.message.topic.as_str()).collect();
     let keys: Vec<Option<&str>> = new.iter().map(|arrival| arrival.message.key.as_deref()).collect();
     let seqs: Vec<Option<i64>> = new.iter().map(|arrival| arrival.seq).collect();
-    let rows = tx
-        .query(
-            include_str!("mark.sql"),
-            &[
-                (&group, Type::INT8),
-                (&ids, Type::UUID_ARRAY),
-                (&digests, Type::BYTEA_ARRAY),
-                (&topics, Type::TEXT_ARRAY),
-                (&keys, Type::TEXT_ARRAY),
-                (&seqs, Type::INT8_ARRAY),
-            ],
-        )
-        .await?;
-    let new: HashSet<Uuid> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
-    let mut marks: HashMap<Uuid, Mark> = HashMap::with_capacity(ids.len());
-    let mut marked: Vec<Uuid> = Vec::new();
-    for (id, content) in ids.into_iter().zip(digests) {
-        if new.contains(&id) {
-            marks.insert(id, Mark::Open(content));
-        } else {
-            marked.push(id);
-        }
+    let parameters = [
+        (&group.number as &(dyn ToSql + Sync), Type::INT8),
+        (&ids, Type::UUID_ARRAY),
+        (&digests, Type::BYTEA_ARRAY),
+        (&topics, Type::TEXT_ARRAY),
+        (&keys, Type::TEXT_ARRAY),
+        (&seqs, Type::INT8_ARRAY),
+    ];
+    if !group.is_wary() {
+        return match tx.execute(include_str!("mark_all.sql"), &parameters).await {
+            Ok(_) => Ok(ids.into_iter().zip(digests.into_iter().map(Mark::Open)).collect()),
+            Err(trouble) if trouble.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+                group.learn(true);
+                Err(Trouble::Marked)
+            }
+            Err(trouble) => Err(trouble),
+        };
     }
+    let rows = tx.query(include_str!("mark.sql"), &parameters).await?;
+    let new: HashSet<Uuid> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+    let asked = ids.len();
+    let (open, marked): (Vec<_>, Vec<_>) = ids.into_iter().zip(digests).partition(|(id, _)| new.contains(id));
+    let mut marks: HashMap<Uuid, Mark> =
+        open.into_iter().map(|(id, content)| (id, Mark::Open(content))).collect();
+    group.learn(!marked.is_empty());
     if !marked.is_empty() {
-        marks.extend(done(tx, group, &marked).await?);
-        if marks.len() < first.len() {
+        let marked: Vec<Uuid> = marked.into_iter().map(|(id, _)| id).collect();
+        marks.extend(done(tx, group.number, &marked).await?);
+        if marks.len() < asked {
             // Forgotten between the two statements: whoever comes next finds it so.
             let (reason, retry_after) = ("marks are being forgotten".to_owned(), Duration::ZERO);
             return Err(Error::Unavailable { reason, retry_after }.into());

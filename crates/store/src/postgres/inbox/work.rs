@@ -1,8 +1,8 @@
 //! Work that runs in the transaction of the mark: a statement from the configuration.
 //!
 //! Its parameters are named (`:id`, `:payload` …). PostgreSQL numbers them and infers the type of each from where it
-//! stands, so a handler writes into a `uuid`, a `jsonb` or a `bytea` column without a cast; values are sent as text, or as
-//! bytes where bytes are wanted.
+//! stands, so a handler writes into a `uuid`, a `jsonb` or a `bytea` column without a cast; values are sent as text, ids and
+//! bytes as they are where they are wanted so.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
 
@@ -223,22 +223,22 @@ impl Statement {
     }
 }
 
-/// A value as text, whatever type it becomes.
+/// A value of a message.
 #[derive(Debug)]
-struct Value(Option<Vec<u8>>);
+enum Value {
+    /// As text, whatever type it becomes.
+    Text(Option<Vec<u8>>),
+    /// As the type has it.
+    Binary(Bytes),
+}
 
 impl ToSql for Value {
-    fn to_sql(&self, type_: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
-        let Some(value) = &self.0 else { return Ok(IsNull::Yes) };
-        if *type_ == Type::BYTEA {
-            // Bytes are written in hexadecimal: as they are, a backslash would start an escape.
-            out.extend_from_slice(b"\\x");
-            for byte in value {
-                out.extend_from_slice(format!("{byte:02x}").as_bytes());
-            }
-        } else {
-            out.extend_from_slice(value);
-        }
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
+        out.extend_from_slice(match self {
+            Self::Text(None) => return Ok(IsNull::Yes),
+            Self::Text(Some(text)) => text,
+            Self::Binary(bytes) => bytes,
+        });
         Ok(IsNull::No)
     }
 
@@ -247,7 +247,10 @@ impl ToSql for Value {
     }
 
     fn encode_format(&self, _: &Type) -> Format {
-        Format::Text
+        match self {
+            Self::Text(_) => Format::Text,
+            Self::Binary(_) => Format::Binary,
+        }
     }
 
     to_sql_checked!();
@@ -255,9 +258,15 @@ impl ToSql for Value {
 
 fn value(name: &str, type_: &Type, group: &str, arrival: &Arrival) -> Value {
     let message = &arrival.message;
+    if name == ":id" && *type_ == Type::UUID {
+        return Value::Binary(Bytes::copy_from_slice(message.id.0.as_bytes()));
+    }
+    if name == ":payload" && *type_ == Type::BYTEA {
+        return Value::Binary(message.payload.clone());
+    }
     let text = |text: &str| Some(text.as_bytes().to_vec());
     let number = [Type::INT8, Type::INT4, Type::NUMERIC, Type::FLOAT8].contains(type_);
-    Value(match name {
+    let value = match name {
         ":id" => text(&message.id.to_string()),
         ":topic" => text(&message.topic),
         ":type" => message.kind.as_deref().and_then(text),
@@ -269,7 +278,12 @@ fn value(name: &str, type_: &Type, group: &str, arrival: &Arrival) -> Value {
         ":seq" => arrival.seq.and_then(|seq| text(&seq.to_string())),
         ":group" => text(group),
         _ => None,
-    })
+    };
+    match value {
+        // As text a backslash would start an escape.
+        Some(bytes) if *type_ == Type::BYTEA => Value::Binary(bytes.into()),
+        value => Value::Text(value),
+    }
 }
 
 /// `sql` with `$1`, `$2` … in the places of its named parameters, and their names. Each place has its own number, so
