@@ -21,7 +21,11 @@ pub(crate) const BATCH: usize = 500;
 pub(crate) const EFFECT: &str = "INSERT INTO effects (message_id, key) VALUES (:id, :key)";
 
 pub(crate) fn message(size: Size, number: usize) -> Message {
-    Message::new("orders", vec![b'x'; size.payload]).key(format!("customer-{}", number % size.keys))
+    let message = Message::new("orders", vec![b'x'; size.payload]);
+    match number.checked_rem(size.keys) {
+        Some(customer) => message.key(format!("customer-{customer}")),
+        None => message,
+    }
 }
 
 /// The table of the handler's effects.

@@ -230,7 +230,7 @@ impl Group {
 
     /// How long a reservation lasts: long enough to work through some of the batch before it must be renewed.
     pub(crate) fn reservation(&self) -> Duration {
-        let least = self.limit() * 2;
+        let least = self.limit() * 2 + reserved::COMPANY;
         self.lease.unwrap_or(least).max(least)
     }
 

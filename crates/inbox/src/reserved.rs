@@ -26,7 +26,7 @@ use crate::suspect::Suspects;
 const STORE_BUSY: Duration = Duration::from_millis(100);
 
 /// What has ended waits so long for company while other handlers of its batch are at work: many marks are one transaction.
-const COMPANY: Duration = Duration::from_millis(20);
+pub(crate) const COMPANY: Duration = Duration::from_millis(20);
 
 /// A batch of at least so many is reserved in two parts: handlers work on the first while the rest is reserved.
 const LARGE: usize = 256;
@@ -375,7 +375,8 @@ impl Runner {
         if self.down.load(Ordering::Relaxed) {
             return Ended::Down("not tried: the handler is down".to_owned());
         }
-        if Instant::now() + self.limit > self.until {
+        // Its mark may have to wait for company.
+        if Instant::now() + self.limit + COMPANY > self.until {
             return Ended::Held;
         }
         let arrival = &self.arrivals[turn.place];

@@ -82,7 +82,9 @@ impl Hybrid {
     /// Parts `arrivals` into those that Redis has seen and those that the store must look at.
     async fn part(&self, group: &str, arrivals: Vec<Arrival>, rules: &InboxRules) -> Result<Parted, Error> {
         let prints: Vec<Print> = arrivals.iter().map(Print::of).collect();
-        let seen = self.seen.look(group, &prints).await;
+        let looked = self.seen.look(group, &prints).await;
+        let asked = looked.is_some();
+        let seen = looked.unwrap_or_else(|| vec![false; arrivals.len()]);
         if rules.acknowledge && seen.contains(&true) {
             // The store may have refused it the first time, while the relay had not yet said that it was sent.
             let known = arrivals.iter().zip(&seen).filter(|(_, seen)| **seen);
@@ -91,28 +93,32 @@ impl Hybrid {
         }
         let rest = arrivals.into_iter().zip(prints).zip(&seen).filter(|(_, seen)| !**seen);
         let (rest, prints) = rest.map(|(arrived, _)| arrived).unzip();
-        Ok(Parted { rest, prints, seen })
+        Ok(Parted { rest, prints, asked, seen })
     }
 
-    /// Tells Redis what the store has done, and what it was not asked.
+    /// Tells Redis what the store says of the rest, and how many it was not asked about. Of a duplicate only if Redis was asked,
+    /// and so does not know it: its time begins anew.
     fn note<'a>(
         &self,
         group: &str,
-        prints: Vec<Print>,
+        parted: &mut Parted,
         receipts: impl Iterator<Item = Option<&'a Receipt>>,
-        duplicates: usize,
     ) {
-        let mut repeated = duplicates > 0;
-        let is_done = |receipt: Option<&Receipt>| {
-            repeated |= receipt == Some(&Receipt::Duplicate);
-            matches!(receipt, Some(Receipt::Done | Receipt::Duplicate))
-        };
-        let receipts: Vec<bool> = receipts.map(is_done).collect();
-        if repeated {
+        let mut duplicates = parted.duplicates();
+        let mut done = Vec::new();
+        let answered = duplicates;
+        for (print, receipt) in std::mem::take(&mut parted.prints).into_iter().zip(receipts) {
+            duplicates += usize::from(receipt == Some(&Receipt::Duplicate));
+            match receipt {
+                Some(Receipt::Done) => done.push(print),
+                Some(Receipt::Duplicate) if parted.asked => done.push(print),
+                _ => {}
+            }
+        }
+        if duplicates > 0 {
             self.seen.met_a_duplicate(group);
         }
-        let done = prints.into_iter().zip(receipts).filter(|(_, done)| *done);
-        self.seen.note(group, done.map(|(print, _)| print).collect(), duplicates);
+        self.seen.note(group, done, answered);
     }
 }
 
@@ -121,6 +127,8 @@ struct Parted {
     /// Those that it has not, and what it knows them by.
     rest: Vec<Arrival>,
     prints: Vec<Print>,
+    /// It was asked, and has answered.
+    asked: bool,
     seen: Vec<bool>,
 }
 
@@ -128,11 +136,6 @@ impl Parted {
     /// What the store must look at, if anything.
     fn take_rest(&mut self) -> Option<Vec<Arrival>> {
         Some(std::mem::take(&mut self.rest)).filter(|rest| !rest.is_empty())
-    }
-
-    /// What Redis knows the rest by.
-    fn take_prints(&mut self) -> Vec<Print> {
-        std::mem::take(&mut self.prints)
     }
 
     fn duplicates(&self) -> usize {
@@ -170,7 +173,7 @@ impl Inbox for Hybrid {
             None => Vec::new(),
             Some(rest) => self.store.process(group, rest, work, rules).await?,
         };
-        self.note(group, parted.take_prints(), receipts.iter().map(Some), parted.duplicates());
+        self.note(group, &mut parted, receipts.iter().map(Some));
         parted.join(receipts, &Receipt::Duplicate)
     }
 
@@ -190,7 +193,7 @@ impl Inbox for Hybrid {
             Reservation::Settled(receipt) => Some(receipt),
             Reservation::Granted(_) => None,
         });
-        self.note(group, parted.take_prints(), settled, parted.duplicates());
+        self.note(group, &mut parted, settled);
         parted.join(answers, &Reservation::Settled(Receipt::Duplicate))
     }
 
@@ -202,7 +205,8 @@ impl Inbox for Hybrid {
     ) -> Result<Vec<Receipt>, Error> {
         let prints = conclusions.iter().map(|(arrival, ..)| Print::of(arrival)).collect();
         let receipts = self.store.conclude(group, conclusions, rules).await?;
-        self.note(group, prints, receipts.iter().map(Some), 0);
+        let mut parted = Parted { rest: Vec::new(), prints, asked: false, seen: Vec::new() };
+        self.note(group, &mut parted, receipts.iter().map(Some));
         Ok(receipts)
     }
 

@@ -183,6 +183,29 @@ async fn what_was_seen_is_a_duplicate_without_a_look_into_sql_and_is_counted() {
 }
 
 #[tokio::test]
+async fn what_sql_recognised_is_not_noted_anew_while_redis_is_not_asked() {
+    let world = World::new().await;
+    let first = arrivals(1);
+    world.process(&first).await;
+    let noted = || {
+        let mut redis = world.server.client().get_connection().expect("it runs");
+        let slice = world.server.slices().pop().expect("something was noted");
+        redis.hget::<_, _, Vec<u8>>(slice, first[0].message.id.0.as_bytes()).expect("the id")
+    };
+    let before = noted();
+    let sql_knew = || async {
+        let (_, known_to_sql) = world.sql_counts().await;
+        for _ in 0..8 {
+            world.inbox.process(GROUP, arrivals(1), &Work::Mark, &rules()).await.expect("an answer");
+        }
+        assert!(all(&Receipt::Duplicate, &world.process(&first).await));
+        world.sql_counts().await.1 > known_to_sql
+    };
+    assert!(testkit::eventually(PATIENCE, sql_knew).await, "Redis is asked every time");
+    assert_eq!(noted(), before, "it would be known for longer than SQL keeps it");
+}
+
+#[tokio::test]
 async fn a_batch_of_old_and_new_is_answered_in_order() {
     let world = World::new().await;
     let arrivals = arrivals(9);

@@ -128,7 +128,7 @@ impl Drop for Fixture {
         let mut redis = redis::Client::open(self.config.url.as_str())
             .and_then(|client| client.get_connection())
             .expect("Redis was there a moment ago");
-        let keys: Vec<Vec<u8>> = redis.keys(format!("postrider:seen:*{}*", self.config.scope)).expect("keys");
+        let keys: Vec<String> = redis.keys(format!("postrider:seen:*{}*", self.config.scope)).expect("keys");
         for key in keys {
             redis.del::<_, ()>(key).expect("deleted");
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use message::{Message, MessageId};
-use store::postgres::{MIGRATIONS, PostgresStore};
+use store::postgres::{Config, MIGRATIONS, PostgresStore};
 use store::{Arrival, Handled, Inbox, InboxRules, Receipt, Reservation, Work};
 use tokio::task::JoinSet;
 
@@ -79,6 +79,68 @@ async fn a_call_with_more_keys_than_a_server_has_locks_for_is_done() {
     let arrivals: Vec<Arrival> = (0..keys).map(arrival).collect();
     let receipts = store.process("billing", arrivals, &Work::Mark, &rules).await.unwrap();
     assert_eq!(receipts, vec![Receipt::Done; keys]);
+}
+
+fn unkeyed(payload: &str) -> Arrival {
+    Arrival { message: Message::new("orders", payload.to_owned()), seq: None, delivery: 0 }
+}
+
+#[tokio::test]
+async fn a_batch_of_old_and_new_is_answered_in_order_also_when_nobody_expected_the_old() {
+    let database = Database::fresh().await;
+    let store = database.open().await;
+    let application = database.application().await;
+    application.batch_execute("CREATE TABLE done (id uuid PRIMARY KEY)").await.unwrap();
+    let (work, rules) = (Work::Sql("INSERT INTO done VALUES (:id)".to_owned()), InboxRules::default());
+    let process = |arrivals: Vec<Arrival>| store.process("billing", arrivals, &work, &rules);
+    let old: Vec<Arrival> = (0..4).map(|n| unkeyed(&n.to_string())).collect();
+    process(old.clone()).await.unwrap();
+    let mut other = old[3].clone();
+    other.message.payload = "other".into();
+    // The first meets marks where it takes all for new, the second where it looks.
+    for round in 1..=2 {
+        let (one, two) = (unkeyed("one"), unkeyed("two"));
+        let batch =
+            vec![old[0].clone(), one.clone(), old[1].clone(), two, one, other.clone(), old[2].clone()];
+        let receipts = process(batch).await.unwrap();
+        let (dead, rest) = (&receipts[5], [&receipts[..5], &receipts[6..]].concat());
+        assert!(matches!(dead, Receipt::Dead { .. }), "{dead:?}");
+        use Receipt::{Done, Duplicate};
+        assert_eq!(rest, [Duplicate, Done, Duplicate, Done, Duplicate, Duplicate], "round {round}");
+        assert_eq!(number(&application, "SELECT count(*) FROM done").await, 4 + 2 * round);
+        assert_eq!(
+            number(&application, "SELECT count(*) FROM inbox_ids").await,
+            4 + 2 * round,
+            "no mark too many"
+        );
+    }
+    let counts = store.inbox_counts("billing").await.unwrap();
+    assert_eq!((counts.processed, counts.duplicates, counts.dead), (8, 8, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_comes_again_among_many_parallel_calls_is_a_duplicate() {
+    let database = Database::fresh().await;
+    // Whoever was surprised waits for its next connection behind calls that meet nothing.
+    let store = PostgresStore::connect(Config { pool: 2, ..Config::new(database.url()) }).await.unwrap();
+    let old = unkeyed("old");
+    let process = |store: PostgresStore, arrival: Arrival| async move {
+        store.process("billing", vec![arrival], &Work::Mark, &InboxRules::default()).await.unwrap()
+    };
+    process(store.clone(), old.clone()).await;
+    let mut calls = JoinSet::new();
+    for _ in 0..32 {
+        let store = store.clone();
+        calls.spawn(async move {
+            for n in 0..40 {
+                assert_eq!(process(store.clone(), unkeyed(&n.to_string())).await, [Receipt::Done]);
+            }
+        });
+    }
+    for _ in 0..40 {
+        assert_eq!(process(store.clone(), old.clone()).await, [Receipt::Duplicate]);
+    }
+    calls.join_all().await;
 }
 
 /// Takes all of `arrivals` to a handler outside the store, `batch` at a time, until each is done by somebody. Answers how

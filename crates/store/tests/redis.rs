@@ -8,14 +8,16 @@ mod redis_place;
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use chrono::SubsecRound;
 use message::{Message, MessageId, Status};
 use redis::{Commands, Connection};
-use redis_place::{DURABLE, Place, Server, relay, relay_by};
+use redis_place::{DURABLE, PATIENCE, Place, Server, relay, relay_by};
 use store::redis::{RedisStore, append, library, send_script};
 use store::{
-    Append, Arrival, Claimed, Filter, Inbox, InboxCounts, InboxRules, Inspect, Lanes, Page, Receipt, Store,
-    TopicRule, Work,
+    Append, Arrival, Claimed, Filter, Handled, Inbox, InboxCounts, InboxRules, Inspect, Lanes, Page, Receipt,
+    Reservation, Store, TopicRule, Work,
 };
 use testkit::store::{Relay, dead, free, holding, sent};
 
@@ -277,6 +279,100 @@ async fn a_handlers_script_that_fails_parks_its_message_and_no_other() {
     assert_eq!((&receipts[0], &receipts[4], errors.len()), (&Receipt::Done, &Receipt::Done, 3));
     assert!(errors[0].contains("handler:1: an odd message"), "its line is told: {errors:?}");
     assert!(errors[1].contains("Unknown Redis command") && errors[2].contains("it said so"), "{errors:?}");
+}
+
+/// Reserves all of these for a handler outside.
+async fn reserve(store: &RedisStore, group: &str, arrivals: &[Arrival], lease: Duration) -> Vec<Reservation> {
+    store.reserve(group, arrivals.to_vec(), lease, &rules()).await.unwrap()
+}
+
+#[tokio::test]
+async fn conclusions_of_all_kinds_in_one_call_keep_their_errors_and_waits() {
+    let place = Place::new();
+    let store = place.store().await;
+    // More than go into one script; every third has no key, every fifth no place in the producer's order.
+    let arrivals: Vec<Arrival> = (0..250)
+        .map(|n: u32| {
+            let mut message = Message::new("orders", n.to_string());
+            // As exact as Redis keeps it.
+            message.occurred_at = message.occurred_at.trunc_subsecs(3);
+            let message = if n.is_multiple_of(3) { message } else { message.key(n.to_string()) };
+            Arrival { message, seq: (!n.is_multiple_of(5)).then_some(i64::from(n)), delivery: n }
+        })
+        .collect();
+    let hour = Duration::from_secs(3_600);
+    let handled = |n: usize| match n % 4 {
+        0 => Handled::Done,
+        1 => Handled::Retry { error: format!("again {n}"), after: Some(hour) },
+        2 => Handled::Dead { error: if n == 2 { String::new() } else { format!("never {n}") } },
+        _ => Handled::Unavailable { error: format!("down {n}") },
+    };
+    let reserved = reserve(&store, "billing", &arrivals, PATIENCE).await;
+    let conclusions = arrivals.iter().zip(&reserved).enumerate().map(|(n, (arrival, reservation))| {
+        let Reservation::Granted(token) = reservation else { panic!("{n}: {reservation:?}") };
+        (arrival.clone(), *token, handled(n))
+    });
+    let conclusions: Vec<_> = conclusions.collect();
+    let receipts = store.conclude("billing", conclusions.clone(), &rules()).await.unwrap();
+    for (n, receipt) in receipts.iter().enumerate() {
+        let expected = match handled(n) {
+            Handled::Done => Receipt::Done,
+            Handled::Retry { error, .. } => Receipt::Parked { error },
+            Handled::Dead { error } => Receipt::Dead { error },
+            Handled::Unavailable { error } => Receipt::Unavailable { error },
+        };
+        assert_eq!(*receipt, expected, "{n}");
+    }
+    let again = store.conclude("billing", conclusions, &rules()).await.unwrap();
+    assert_eq!(again, vec![Receipt::Busy; 250], "a token ends one reservation, once");
+    let parked = Inbox::parked(store.as_ref(), "billing", ALL).await.unwrap().items;
+    assert_eq!(parked.len(), 125);
+    for kept in parked {
+        let n = kept.arrival.delivery as usize;
+        assert_eq!((&kept.arrival, kept.dead), (&arrivals[n], n % 4 == 2));
+        let wait = kept.next_attempt_at.map(|at| at - chrono::Utc::now());
+        assert_eq!(
+            wait.is_some_and(|wait| wait > chrono::Duration::minutes(50)),
+            n % 4 == 1,
+            "{n}: {wait:?}"
+        );
+    }
+    let done = store.processed("billing", ALL).await.unwrap().items;
+    let done: Vec<_> = done.into_iter().map(|done| (done.id, done.topic, done.key, done.seq)).collect();
+    let expected = arrivals
+        .iter()
+        .step_by(4)
+        .map(|Arrival { message, seq, .. }| (message.id, message.topic.clone(), message.key.clone(), *seq));
+    assert_eq!(done, expected.collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn reservations_that_have_ended_are_nobodys_and_go() {
+    let place = Place::new();
+    let store = place.store().await;
+    let arrivals: Vec<Arrival> = (0..300).map(|n| arrival(&n.to_string())).collect();
+    let moment = Duration::from_millis(1);
+    let (ended, kept) = arrivals.split_at(299);
+    let old = reserve(&store, "billing", ended, moment).await;
+    reserve(&store, "billing", kept, PATIENCE).await;
+    // A group that never said how long it keeps ids.
+    reserve(&store, "audit", ended, moment).await;
+    let is_over = || async {
+        let one = std::slice::from_ref(&ended[0]);
+        store.process("billing", one.to_vec(), &Work::Mark, &rules()).await.unwrap() == [Receipt::Done]
+    };
+    assert!(testkit::eventually(PATIENCE, is_over).await, "the lease does not end");
+    let Reservation::Granted(token) = old[0] else { panic!("{old:?}") };
+    let late = store.conclude("billing", vec![(ended[0].clone(), token, Handled::Done)], &rules()).await;
+    assert_eq!(late.unwrap(), [Receipt::Busy]);
+    let left = |group: &str| -> usize {
+        place.connection().hlen(format!("{}:in:{group}:reserved", place.prefix())).unwrap()
+    };
+    let are_gone = || async {
+        store.forget_ids("billing", PATIENCE).await.unwrap();
+        (left("billing"), left("audit")) == (1, 0)
+    };
+    assert!(testkit::eventually(PATIENCE, are_gone).await, "{} and {}", left("billing"), left("audit"));
 }
 
 #[tokio::test]

@@ -33,7 +33,7 @@ const NOTING: usize = 8;
 /// The time for which ids are kept is so many slices, and a part of one more.
 const SLICES: i64 = 4;
 
-/// Slices that are over and may still be there: as many as go at a time.
+/// Slices that are over are removed by whoever forgets ids, so many of the last; what it misses ends by itself.
 const OVER: i64 = 8;
 
 #[derive(Debug)]
@@ -83,9 +83,9 @@ struct Said {
 }
 
 impl Said {
-    /// The time of Redis. A process that was stopped in between is behind: what it notes ends sooner.
-    fn now(self) -> i64 {
-        self.now + millis(self.answered.elapsed())
+    /// The time of Redis at a moment. A process that was stopped in between is behind: what it notes ends sooner.
+    fn at(self, moment: Instant) -> i64 {
+        self.now + millis(moment.saturating_duration_since(self.answered))
     }
 
     /// How long a slice is.
@@ -93,14 +93,20 @@ impl Said {
         (self.keep / SLICES).max(1)
     }
 
-    /// The slice of this moment.
-    fn slice(self) -> i64 {
-        self.now() / self.width()
+    /// The slice of a time.
+    fn slice(self, time: i64) -> i64 {
+        time.div_euclid(self.width())
     }
 
-    /// The first slice of which anything may be kept.
-    fn first(self) -> i64 {
-        (self.now() - self.keep) / self.width()
+    /// The first slice of which anything is kept.
+    fn first(self, now: i64) -> i64 {
+        self.slice(now.saturating_sub(self.keep))
+    }
+
+    /// When a slice goes by itself: one after all of it is over. Whoever is still there removes it before, and that does not
+    /// hold Redis up.
+    fn end(self, slice: i64) -> i64 {
+        (slice + 2).saturating_mul(self.width()).saturating_add(self.keep)
     }
 }
 
@@ -142,59 +148,45 @@ impl Seen {
         })
     }
 
-    /// Which of these the store has done before, as far as Redis knows and is worth asking. What was noted here before
-    /// is known.
-    pub(super) async fn look(&self, group: &str, prints: &[Print]) -> Vec<bool> {
-        if self.change(group, Known::is_worth_a_look) {
-            self.settle_notes().await;
-            return self.ask_about(group, prints).await;
-        }
-        if self.state().noting.len() > NOTING {
+    /// Which of these the store has done before, as far as Redis knows. What was noted here before is known. Nothing if Redis
+    /// is not worth asking, or does not answer.
+    pub(super) async fn look(&self, group: &str, prints: &[Print]) -> Option<Vec<bool>> {
+        let worth_a_look = self.change(group, Known::is_worth_a_look);
+        if worth_a_look || self.state().noting.len() > NOTING {
             self.settle_notes().await;
         }
-        vec![false; prints.len()]
-    }
-
-    async fn ask_about(&self, group: &str, prints: &[Print]) -> Vec<bool> {
-        let mut known = vec![false; prints.len()];
+        if !worth_a_look || prints.is_empty() {
+            return None;
+        }
         // Where to look depends on the time of Redis.
-        let Some(before) = self.times(group).await else { return known };
-        let slices: Vec<i64> = (before.first()..=before.slice()).collect();
+        let before = match self.change(group, |group| group.said) {
+            Some(said) => said,
+            None => self.hear(group, redis::pipe()).await?.0,
+        };
         let mut call = redis::pipe();
-        if !prints.is_empty() {
-            for slice in &slices {
-                call.cmd("HMGET").arg(self.slice_key(group, before, *slice));
-                for print in prints {
-                    call.arg(print.id.0.as_bytes());
-                }
+        let now = before.at(Instant::now());
+        for slice in before.first(now)..=before.slice(now) {
+            call.cmd("HMGET").arg(self.slice_key(group, before, slice));
+            for print in prints {
+                call.arg(print.id.0.as_bytes());
             }
         }
-        // After the ids: what the group said of them since then counts.
-        call.cmd("HMGET").arg(self.group_key(group)).arg("keep").arg("duplicates").cmd("TIME");
-        let Some(mut answers) = self.ask::<Vec<Value>>(&call).await else { return known };
-        let Some(said) = self.heard(group, &mut answers) else { return known };
+        let (said, answers) = self.hear(group, call).await?;
+        let mut known = vec![false; prints.len()];
         for answer in answers {
             let found: Vec<Option<Vec<u8>>> = redis::from_redis_value(answer).unwrap_or_default();
             for ((known, print), found) in known.iter_mut().zip(prints).zip(found) {
                 *known |= found.is_some_and(|found| print.is_in(&found, said));
             }
         }
-        known
+        Some(known)
     }
 
-    /// What Redis said last of time and the group, asked now if it never did.
-    async fn times(&self, group: &str) -> Option<Said> {
-        if let Some(said) = self.change(group, |group| group.said) {
-            return Some(said);
-        }
-        let mut call = redis::pipe();
+    /// Asks what `call` asks, and what Redis says of the group and the time; after the ids: what the group said of them since
+    /// then counts.
+    async fn hear(&self, group: &str, mut call: Pipeline) -> Option<(Said, Vec<Value>)> {
         call.cmd("HMGET").arg(self.group_key(group)).arg("keep").arg("duplicates").cmd("TIME");
         let mut answers = self.ask::<Vec<Value>>(&call).await?;
-        self.heard(group, &mut answers)
-    }
-
-    /// Takes what Redis says of the group and the time from the end of its answers.
-    fn heard(&self, group: &str, answers: &mut Vec<Value>) -> Option<Said> {
         // Not sooner: what is noted must not be younger than it is.
         let answered = Instant::now();
         let (seconds, micros): (i64, i64) = redis::from_redis_value(answers.pop()?).ok()?;
@@ -205,16 +197,15 @@ impl Seen {
             group.counted = group.counted.max(counted.unwrap_or(0));
             group.said = Some(said);
         });
-        Some(said)
+        Some((said, answers))
     }
 
     /// The store has done these, and `duplicates` were answered without it. Nobody waits until Redis knows.
     pub(super) fn note(self: &Arc<Self>, group: &str, done: Vec<Print>, duplicates: usize) {
-        // Whoever was never told the time cannot say when.
-        let said = self.change(group, |group| group.said).filter(|said| said.keep > 0 && !done.is_empty());
-        // Taken out while they are told, so that nobody else tells them too.
-        let untold = self.change(group, |group| std::mem::take(&mut group.untold)) + duplicates as u64;
-        if said.is_none() && untold == 0 {
+        // Untold ones are taken out while they are told, so that nobody else tells them too.
+        let (said, untold) = self.change(group, |group| (group.said, std::mem::take(&mut group.untold)));
+        let untold = untold + duplicates as u64;
+        if done.is_empty() && untold == 0 {
             return;
         }
         let (seen, group) = (Arc::clone(self), group.to_owned());
@@ -229,20 +220,21 @@ impl Seen {
         state.noting.push(noting);
     }
 
-    /// The commands that tell Redis.
+    /// The commands that tell Redis, all or none: a slice must not be left without its end.
     fn notes(&self, group: &str, done: &[Print], said: Option<Said>, untold: u64) -> Pipeline {
         let mut call = redis::pipe();
-        if let Some(said) = said {
-            let (now, slice) = (said.now(), said.slice());
+        call.atomic();
+        // Whoever was never told the time cannot say when.
+        if let Some(said) = said.filter(|said| said.keep > 0 && !done.is_empty()) {
+            let now = said.at(Instant::now());
+            let slice = said.slice(now);
             let key = self.slice_key(group, said, slice);
             call.cmd("HSET").arg(&key);
             for print in done {
                 call.arg(print.id.0.as_bytes()).arg(print.value(now));
             }
             call.ignore();
-            // One more slice: whoever is still there removes it before, and that does not hold Redis up.
-            let end = (slice + 2).saturating_mul(said.width()).saturating_add(said.keep);
-            call.cmd("PEXPIREAT").arg(key).arg(end).ignore();
+            call.cmd("PEXPIREAT").arg(key).arg(said.end(slice)).ignore();
         }
         call.cmd("HINCRBY").arg(self.group_key(group)).arg("duplicates").arg(untold);
         call
@@ -258,19 +250,26 @@ impl Seen {
         let mut call = redis::pipe();
         call.cmd("HSET").arg(self.group_key(group)).arg("keep").arg(millis(keep)).ignore();
         if let Some(said) = self.change(group, |group| group.said) {
+            let first = said.first(said.at(Instant::now()));
             call.cmd("UNLINK");
-            for slice in said.first() - OVER..said.first() {
+            for slice in first.saturating_sub(OVER)..first {
                 call.arg(self.slice_key(group, said, slice));
             }
             call.ignore();
         }
         let _: Option<()> = self.ask(&call).await;
+        // What is noted before Redis is asked again must be where others look.
+        self.change(group, |group| {
+            if let Some(said) = &mut group.said {
+                said.keep = millis(keep);
+            }
+        });
     }
 
     /// How many duplicates of the group were answered without the store.
     pub(super) async fn duplicates(&self, group: &str) -> u64 {
         self.settle_notes().await;
-        self.ask_about(group, &[]).await;
+        self.hear(group, redis::pipe()).await;
         self.change(group, |group| group.counted + group.untold)
     }
 
@@ -322,5 +321,30 @@ impl Seen {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics while it holds the state")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_in_a_slice_that_is_looked_at_until_its_time_is_over() {
+        let now = 1_794_954_321_123;
+        for keep in [1, 3, 4, 7, 400, 7 * 24 * 3_600_000, now, now * 9, i64::MAX / 4] {
+            let said = Said { answered: Instant::now(), now, keep };
+            let (first, last) = (said.first(now), said.slice(now));
+            assert!(last - first < SLICES + 4, "{keep}: {first} to {last}");
+            for age in [0, 1, keep / 4, keep / 2, keep - 1] {
+                let slice = said.slice(now.saturating_sub(age));
+                assert!((first..=last).contains(&slice), "{keep}: {slice} is not within {first} to {last}");
+                assert!(
+                    said.end(slice) > now.saturating_sub(age).saturating_add(keep),
+                    "{keep}: it ends too soon"
+                );
+            }
+            let over = said.slice(now.saturating_sub(keep).saturating_sub(said.width()));
+            assert!(over < first, "{keep}: what is over is not looked at");
+        }
     }
 }

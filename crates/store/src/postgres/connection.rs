@@ -197,7 +197,7 @@ impl Drop for Transaction {
 /// How often a transaction that the server undid is tried again before its caller hears of it.
 const REPEATS: u32 = 4;
 
-/// Runs a transaction again when the server undid it (a deadlock, a mark that was there) or it was never seen to its end.
+/// Runs a transaction again when the server undid it (a deadlock), it was never seen to its end, or it must look first.
 pub(super) async fn repeat<T, F>(transaction: impl Fn() -> F) -> Result<T, Error>
 where
     F: Future<Output = Result<T, Trouble>>,
@@ -205,13 +205,13 @@ where
     let mut left = REPEATS;
     loop {
         match transaction().await {
+            // Once at most: from then on it looks.
+            Err(Trouble::Marked) => {}
             Err(trouble) if left > 0 && trouble.may_repeat() => {
                 left -= 1;
-                if !matches!(trouble, Trouble::Marked) {
-                    // Those who met in a deadlock must not meet again at once.
-                    let wait = rand::random_range(1..20) * u64::from(REPEATS - left);
-                    tokio::time::sleep(Duration::from_millis(wait)).await;
-                }
+                // Those who met in a deadlock must not meet again at once.
+                let wait = rand::random_range(1..20) * u64::from(REPEATS - left);
+                tokio::time::sleep(Duration::from_millis(wait)).await;
             }
             result => return result.map_err(Error::from),
         }

@@ -16,7 +16,7 @@ pub(super) enum Trouble {
     Unknown(tokio_postgres::Error),
     /// No connection could be had.
     Pool(String),
-    /// Some of what was to be marked has a mark: the next transaction looks before it marks.
+    /// Something that a call took for new has a mark: its next transaction looks before it marks.
     Marked,
     /// It is what the caller hears.
     Store(Error),
@@ -37,8 +37,7 @@ impl Trouble {
                 }
                 None => error.is_closed(),
             },
-            Self::Marked => true,
-            Self::Unknown(_) | Self::Pool(_) | Self::Store(_) => false,
+            Self::Unknown(_) | Self::Pool(_) | Self::Marked | Self::Store(_) => false,
         }
     }
 
@@ -85,7 +84,7 @@ impl From<Trouble> for Error {
             Trouble::Database(error) | Trouble::Unknown(error) => meaning(error.code(), text(&error)),
             Trouble::Pool(reason) => Self::Unavailable { reason, retry_after: Duration::from_millis(100) },
             Trouble::Marked => {
-                let reason = "others are marking the same messages".to_owned();
+                let reason = "some of the messages are marked".to_owned();
                 Self::Unavailable { reason, retry_after: Duration::ZERO }
             }
             Trouble::Store(error) => error,

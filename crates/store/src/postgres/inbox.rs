@@ -1,8 +1,8 @@
 //! The inbox: the work of each message and its mark, in one transaction.
 //!
 //! Of two transactions with the same id one waits for the other at the unique index of marks, so every call begins by
-//! marking all its messages in one statement and takes back, at its end, the marks of those that were not done. That one
-//! fails where any has a mark, and then, and for some calls more, only those are marked that have none. With
+//! marking all its messages in one statement and takes back, at its end, the marks of those that were not done. Where one has a
+//! mark already that statement fails; the call begins anew, and this time looks which have none. With
 //! `ordered`, messages of one key are kept apart by an advisory lock of the transaction, and whoever reserves has such
 //! locks for its ids; nothing else serialises the workers of a group.
 
@@ -13,8 +13,8 @@ mod reserved;
 mod work;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -43,35 +43,73 @@ pub(super) use work::Statements;
 
 /// Groups that were met.
 #[derive(Debug, Default)]
-pub(super) struct Groups(Mutex<HashMap<String, Arc<Known>>>);
+pub(super) struct Groups(Mutex<HashMap<String, Arc<Group>>>);
 
-/// After a mark was met, so many calls look before they mark.
+/// Calls of a group that look before they mark, after one met a mark that it did not expect: at first, and at most, since they
+/// are doubled each time.
 const WARY: u32 = 16;
+const WARIEST: u32 = 1_024;
 
 /// What is known of a group.
 #[derive(Debug)]
-struct Known {
+struct Group {
     /// It never changes.
     number: i64,
-    /// Calls that still look first. Where everything is new, to mark without looking is half the work; where something is
-    /// not, it is for nothing.
-    wary: AtomicU32,
+    wariness: Mutex<Wariness>,
 }
 
-impl Known {
-    fn is_wary(&self) -> bool {
-        self.wary.load(Ordering::Relaxed) > 0
+/// Whether the marks of a group are looked at before they are made. Where everything is new, not to look spares much; where
+/// something is not, the transaction was for nothing.
+#[derive(Debug, Default)]
+struct Wariness {
+    /// Calls that still look.
+    left: u32,
+    /// How many did after the last surprise.
+    last: u32,
+}
+
+impl Group {
+    fn wariness(&self) -> MutexGuard<'_, Wariness> {
+        self.wariness.lock().expect("nobody panics while it is wary")
     }
 
-    /// A call has looked, or tried to mark; `met` if it found a mark.
-    fn learn(&self, met: bool) {
-        if met {
-            self.wary.store(WARY, Ordering::Relaxed);
-        } else {
-            let less = |wary: u32| wary.checked_sub(1);
-            // Nothing to subtract: it was not wary.
-            let _ = self.wary.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        }
+    fn is_wary(&self) -> bool {
+        self.wariness().left > 0
+    }
+
+    /// A call of the group's: see [`Marking`].
+    fn marking(&self) -> Marking<'_> {
+        Marking { group: self, looks: AtomicBool::new(self.is_wary()) }
+    }
+
+    /// A call that did not look met a mark.
+    fn was_surprised(&self) {
+        let mut wariness = self.wariness();
+        wariness.last = (wariness.last * 2).clamp(WARY, WARIEST);
+        wariness.left = wariness.last;
+    }
+
+    /// A call that looked met a mark, or none.
+    fn has_looked(&self, met: bool) {
+        let mut wariness = self.wariness();
+        wariness.left = if met { wariness.last.max(WARY) } else { wariness.left.saturating_sub(1) };
+    }
+}
+
+/// How a call makes its marks: it looks first if its group is wary, or once it was surprised itself.
+struct Marking<'a> {
+    group: &'a Group,
+    looks: AtomicBool,
+}
+
+impl Marking<'_> {
+    fn looks(&self) -> bool {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    fn was_surprised(&self) {
+        self.looks.store(true, Ordering::Relaxed);
+        self.group.was_surprised();
     }
 }
 
@@ -120,18 +158,19 @@ impl Inbox for PostgresStore {
             Work::Sql(statement) => Job::Statement(self.statement(statement).await?),
             Work::Script(_) => return Err(Error::Refused(NO_SCRIPTS.to_owned())),
         };
-        let known = self.known(group).await?;
+        let known = self.group(group).await?;
         let mut receipts: Vec<Receipt> = Vec::with_capacity(arrivals.len());
         for part in parts(&arrivals, rules, |arrival| arrival) {
             if let Some(down @ Receipt::Unavailable { .. }) = receipts.last() {
                 receipts.extend(vec![down.clone(); part.len()]);
                 continue;
             }
+            let marking = known.marking();
             let done = repeat(|| async {
                 let tx = self.connections.transaction().await?;
                 let result = async {
                     let mut desk =
-                        Desk::open(self, &tx, group, &known, rules, part.iter(), Purpose::Process).await?;
+                        Desk::open(self, &tx, group, &marking, rules, part.iter(), Purpose::Process).await?;
                     let receipts = desk.process(part, &job).await?;
                     desk.finish().await?;
                     Ok(receipts)
@@ -151,14 +190,15 @@ impl Inbox for PostgresStore {
         lease: Duration,
         rules: &InboxRules,
     ) -> Result<Vec<Reservation>, Error> {
-        let known = self.known(group).await?;
+        let known = self.group(group).await?;
         let mut reservations = Vec::with_capacity(arrivals.len());
         for part in parts(&arrivals, rules, |arrival| arrival) {
+            let marking = known.marking();
             let reserved = repeat(|| async {
                 let tx = self.connections.transaction().await?;
                 let result = async {
                     let mut desk =
-                        Desk::open(self, &tx, group, &known, rules, part.iter(), Purpose::Reserve).await?;
+                        Desk::open(self, &tx, group, &marking, rules, part.iter(), Purpose::Reserve).await?;
                     let reservations = desk.reserve(part, lease).await?;
                     desk.finish().await?;
                     Ok(reservations)
@@ -186,15 +226,16 @@ impl Inbox for PostgresStore {
         conclusions: Vec<(Arrival, Uuid, Handled)>,
         rules: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let known = self.known(group).await?;
+        let known = self.group(group).await?;
         let mut receipts = Vec::with_capacity(conclusions.len());
         for part in parts(&conclusions, rules, |(arrival, ..)| arrival) {
+            let marking = known.marking();
             let concluded = repeat(|| async {
                 let tx = self.connections.transaction().await?;
                 let result = async {
                     let arrivals = part.iter().map(|(arrival, ..)| arrival);
                     let mut desk =
-                        Desk::open(self, &tx, group, &known, rules, arrivals, Purpose::Conclude).await?;
+                        Desk::open(self, &tx, group, &marking, rules, arrivals, Purpose::Conclude).await?;
                     let receipts = desk.conclude_all(part).await?;
                     desk.finish().await?;
                     Ok(receipts)
@@ -323,7 +364,7 @@ impl Inbox for PostgresStore {
 
 impl PostgresStore {
     /// What is known of a group, which gets its number on first use, in a transaction of its own: what follows may be undone.
-    async fn known(&self, group: &str) -> Result<Arc<Known>, Error> {
+    async fn group(&self, group: &str) -> Result<Arc<Group>, Error> {
         let groups = || self.groups.0.lock().expect("nobody panics while a group is looked up");
         let known = groups().get(group).cloned();
         if let Some(known) = known {
@@ -341,7 +382,8 @@ impl PostgresStore {
         }
         let row =
             rows.first().ok_or_else(|| Error::Broken(format!("the group {group} was removed by hand")))?;
-        let known = Known { number: row.try_get(0).map_err(Trouble::from)?, wary: AtomicU32::new(0) };
+        let number = row.try_get(0).map_err(Trouble::from)?;
+        let known = Group { number, wariness: Mutex::default() };
         Ok(Arc::clone(groups().entry(group.to_owned()).or_insert(Arc::new(known))))
     }
 }
@@ -351,15 +393,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_that_met_a_mark_is_wary_until_some_calls_meet_none() {
-        let group = Known { number: 1, wary: AtomicU32::new(0) };
-        group.learn(false);
+    fn a_group_that_was_surprised_is_wary_for_a_while_and_for_longer_each_time() {
+        let group = Group { number: 1, wariness: Mutex::default() };
+        let calls_until_it_is_not = || {
+            (0..)
+                .take_while(|_| {
+                    group.has_looked(false);
+                    group.is_wary()
+                })
+                .count()
+                + 1
+        };
         assert!(!group.is_wary());
-        group.learn(true);
-        for _ in 0..WARY {
-            assert!(group.is_wary());
-            group.learn(false);
+        let mut calls = Vec::new();
+        for _ in 0..8 {
+            group.was_surprised();
+            calls.push(calls_until_it_is_not());
         }
-        assert!(!group.is_wary());
+        assert_eq!(calls, [16, 32, 64, 128, 256, 512, 1_024, 1_024]);
+        group.was_surprised();
+        group.has_looked(false);
+        group.has_looked(true);
+        assert_eq!(calls_until_it_is_not(), 1_024, "marks that are expected keep it wary");
     }
 }

@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::super::PostgresStore;
 use super::super::acknowledge::Acknowledger;
-use super::super::connection::Transaction;
+use super::super::connection::{Parameters, Transaction};
 use super::super::error::Trouble;
-use super::Known;
+use super::Marking;
 use super::parked::{Standing, key_lock, lock};
 use super::reserved::{Held, id_lock};
 use super::work::{Fault, Job};
@@ -75,12 +75,12 @@ impl<'a> Desk<'a> {
         store: &'a PostgresStore,
         tx: &'a Transaction,
         name: &'a str,
-        known: &Known,
+        marking: &Marking<'_>,
         rules: &'a InboxRules,
         arrivals: impl Iterator<Item = &'a Arrival>,
         purpose: Purpose,
     ) -> Result<Self, Trouble> {
-        let group = known.number;
+        let group = marking.group.number;
         let key = |arrival: &'a Arrival| {
             Some((arrival.message.topic.as_str(), arrival.message.key.as_deref().filter(|_| rules.ordered)?))
         };
@@ -100,7 +100,7 @@ impl<'a> Desk<'a> {
             &group_number,
         );
         let (begun, locked, marked, done, row) = tokio::join!(biased;
-            tx.begin(), lock(tx, locks), mark(tx, known, &marked), done(tx, group, &looked_up), look);
+            tx.begin(), lock(tx, locks), mark(tx, marking, &marked), done(tx, group, &looked_up), look);
         begun?;
         locked?;
         let mut marks = marked?;
@@ -291,10 +291,11 @@ async fn done(tx: &Transaction, group: i64, ids: &[Uuid]) -> Result<Vec<(Uuid, M
     rows.iter().map(|row| Ok((row.try_get(0)?, Mark::Done(row.try_get(1)?)))).collect()
 }
 
-/// Marks all arrivals that are not marked, waiting for others who are at the same ones, and says what is known of each.
+/// Marks all arrivals that are not marked, waiting for others who are at the same ones, and says what is known of each. A call
+/// that does not look first fails with [`Trouble::Marked`] where any has a mark.
 async fn mark(
     tx: &Transaction,
-    group: &Known,
+    marking: &Marking<'_>,
     arrivals: &[&Arrival],
 ) -> Result<HashMap<Uuid, Mark>, Trouble> {
     if arrivals.is_empty() {
@@ -304,46 +305,56 @@ async fn mark(
     let mut new = arrivals.to_vec();
     new.sort_by_key(|arrival| arrival.message.id);
     new.dedup_by_key(|arrival| arrival.message.id);
+    let group = marking.group.number;
     let ids: Vec<Uuid> = new.iter().map(|arrival| arrival.message.id.0).collect();
     let digests: Vec<Vec<u8>> = new.iter().map(|arrival| digest(arrival)).collect();
     let topics: Vec<&str> = new.iter().map(|arrival| arrival.message.topic.as_str()).collect();
     let keys: Vec<Option<&str>> = new.iter().map(|arrival| arrival.message.key.as_deref()).collect();
     let seqs: Vec<Option<i64>> = new.iter().map(|arrival| arrival.seq).collect();
-    let parameters = [
-        (&group.number as &(dyn ToSql + Sync), Type::INT8),
+    let parameters: [(&(dyn ToSql + Sync), Type); 6] = [
+        (&group, Type::INT8),
         (&ids, Type::UUID_ARRAY),
         (&digests, Type::BYTEA_ARRAY),
         (&topics, Type::TEXT_ARRAY),
         (&keys, Type::TEXT_ARRAY),
         (&seqs, Type::INT8_ARRAY),
     ];
-    if !group.is_wary() {
-        return match tx.execute(include_str!("mark_all.sql"), &parameters).await {
-            Ok(_) => Ok(ids.into_iter().zip(digests.into_iter().map(Mark::Open)).collect()),
-            Err(trouble) if trouble.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
-                group.learn(true);
-                Err(Trouble::Marked)
-            }
-            Err(trouble) => Err(trouble),
-        };
+    let is_old: HashSet<Uuid> = if marking.looks() {
+        let rows = tx.query(include_str!("mark.sql"), &parameters).await?;
+        let new: HashSet<Uuid> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        ids.iter().copied().filter(|id| !new.contains(id)).collect()
+    } else {
+        mark_all(tx, marking, &parameters).await?;
+        HashSet::new()
+    };
+    let old: Vec<Uuid> = is_old.iter().copied().collect();
+    let fresh = ids.iter().copied().zip(digests).filter(|(id, _)| !is_old.contains(id));
+    let mut marks: HashMap<Uuid, Mark> = fresh.map(|(id, content)| (id, Mark::Open(content))).collect();
+    marks.extend(done(tx, group, &old).await?);
+    if marks.len() < ids.len() {
+        // Forgotten between the two statements: whoever comes next finds it so.
+        let (reason, retry_after) = ("marks are being forgotten".to_owned(), Duration::ZERO);
+        return Err(Error::Unavailable { reason, retry_after }.into());
     }
-    let rows = tx.query(include_str!("mark.sql"), &parameters).await?;
-    let new: HashSet<Uuid> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
-    let asked = ids.len();
-    let (open, marked): (Vec<_>, Vec<_>) = ids.into_iter().zip(digests).partition(|(id, _)| new.contains(id));
-    let mut marks: HashMap<Uuid, Mark> =
-        open.into_iter().map(|(id, content)| (id, Mark::Open(content))).collect();
-    group.learn(!marked.is_empty());
-    if !marked.is_empty() {
-        let marked: Vec<Uuid> = marked.into_iter().map(|(id, _)| id).collect();
-        marks.extend(done(tx, group.number, &marked).await?);
-        if marks.len() < asked {
-            // Forgotten between the two statements: whoever comes next finds it so.
-            let (reason, retry_after) = ("marks are being forgotten".to_owned(), Duration::ZERO);
-            return Err(Error::Unavailable { reason, retry_after }.into());
-        }
+    if marking.looks() {
+        marking.group.has_looked(!old.is_empty());
     }
     Ok(marks)
+}
+
+/// Marks what is taken for new.
+async fn mark_all(
+    tx: &Transaction,
+    marking: &Marking<'_>,
+    parameters: Parameters<'_>,
+) -> Result<(), Trouble> {
+    match tx.execute(include_str!("mark_all.sql"), parameters).await {
+        Err(trouble) if trouble.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+            marking.was_surprised();
+            Err(Trouble::Marked)
+        }
+        other => other.map(drop),
+    }
 }
 
 async fn count(tx: &Transaction, group: i64, changes: &Changes) -> Result<(), Trouble> {

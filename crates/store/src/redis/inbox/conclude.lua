@@ -42,6 +42,6 @@ for place, id in ipairs(ids) do
   end
   receipts[place] = receipt
 end
-if #ended > 0 then redis.call('HDEL', in_key('reserved'), unpack(ended)) end
+end_reservations(ended)
 close_inbox()
 return receipts

@@ -16,14 +16,32 @@ local function tell(name, by)
   inbox.counts[name] = (inbox.counts[name] or 0) + by
 end
 
--- Who has these ids reserved: the tokens of reservations that have not ended, by id. All of a group are in one hash, each as
--- its token, a colon and its end, so that a batch is read, written and removed at once.
+-- All reservations of a group are in one hash, so that a batch of them is read, written and removed at once: a token, a
+-- colon and when it ends.
+local function reservation(token, lease)
+  return token .. ':' .. now + lease
+end
+
+-- The token of a reservation, nil if it has ended.
+local function token_of(reservation)
+  if tonumber(string.sub(reservation, 38)) > now then return string.sub(reservation, 1, 36) end
+end
+
+local function end_reservations(ids)
+  if #ids > 0 then redis.call('HDEL', in_key('reserved'), unpack(ids)) end
+end
+
+-- Who has these ids reserved: the tokens, by id. What has ended is removed: a clock that is set back must not revive it.
 local function reserved(ids)
-  local held = {}
+  local held, ended = {}, {}
   if #ids == 0 then return held end
-  for place, value in ipairs(redis.call('HMGET', in_key('reserved'), unpack(ids))) do
-    if value and tonumber(string.sub(value, 38)) > now then held[ids[place]] = string.sub(value, 1, 36) end
+  for place, reservation in ipairs(redis.call('HMGET', in_key('reserved'), unpack(ids))) do
+    if reservation then
+      held[ids[place]] = token_of(reservation)
+      if not held[ids[place]] then ended[#ended + 1] = ids[place] end
+    end
   end
+  end_reservations(ended)
   return held
 end
 
@@ -54,17 +72,17 @@ local ROW_LENGTH = 7
 
 local function read_arrivals(read, where, more)
   local count = tonumber(read())
-  inbox.first, inbox.count = where(), count
-  inbox.rows = inbox.first + (OWN + more) * count
+  inbox.columns, inbox.count = where(), count
+  inbox.rows = inbox.columns + (OWN + more) * count
   local ids = {}
   for place = 1, count do
-    ids[place] = ARGV[inbox.first + place - 1]
+    ids[place] = ARGV[inbox.columns + place - 1]
   end
   return ids
 end
 
 local function column(name, place)
-  return ARGV[inbox.first + name * inbox.count + place - 1]
+  return ARGV[inbox.columns + name * inbox.count + place - 1]
 end
 
 local function arrival_at(place)

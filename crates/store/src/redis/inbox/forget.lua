@@ -8,21 +8,21 @@ local left = most
 if redis.call('HEXISTS', key('groups'), group) == 1 then redis.call('HSET', key('groups'), group, keep) end
 
 -- Removes some of a group's reservations that have ended, and the next time others.
-local function end_reservations()
+local function end_some_reservations(name)
+  open_inbox(name, {})
   local place = in_key('reserved-looked-at')
   local from, found = unpack(redis.call('HSCAN', in_key('reserved'), redis.call('GET', place) or '0', 'COUNT', most))
+  local ended = {}
   for field = 1, #found, 2 do
-    if tonumber(string.sub(found[field + 1], 38)) <= now then
-      redis.call('HDEL', in_key('reserved'), found[field])
-    end
+    if not token_of(found[field + 1]) then ended[#ended + 1] = found[field] end
   end
+  end_reservations(ended)
   if from == '0' then redis.call('DEL', place) else redis.call('SET', place, from) end
 end
 
 -- Forgets up to `left` old ids of one group.
 local function forget(name, keep)
   open_inbox(name, {})
-  end_reservations()
   local entries, ids = {}, {}
   for _, entry in ipairs(redis.call('XRANGE', in_key('log'), '-', '+', 'COUNT', left)) do
     if tonumber(entry[2][2]) >= now - keep then break end
@@ -38,6 +38,7 @@ end
 local groups = redis.call('HGETALL', key('groups'))
 forget(group, tonumber(keep))
 for place = 1, #groups, 2 do
+  end_some_reservations(groups[place])
   if left > 0 and groups[place] ~= group and groups[place + 1] ~= '' then
     forget(groups[place], tonumber(groups[place + 1]))
   end

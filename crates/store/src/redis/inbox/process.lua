@@ -21,19 +21,21 @@ local function run(arrival)
 end
 
 local receipts, unavailable = {}, nil
-local some_reserved = redis.call('EXISTS', in_key('reserved')) == 1
-for place, id in ipairs(read_arrivals(read, where, 0)) do
+local ids = read_arrivals(read, where, 0)
+local held = reserved(ids)
+for place, id in ipairs(ids) do
   local arrival = arrival_at(place)
   local receipt = unavailable
   if not receipt then
     local attempts
     receipt, attempts = standing(arrival)
     if not receipt then
-      if some_reserved and reserved({ id })[id] then
+      if held[id] then
         receipt = 'busy'
       else
-        receipt = conclude(arrival, attempts, run(arrival))
-        if receipt[1] == 'unavailable' then unavailable = receipt end
+        local handled = run(arrival)
+        receipt = conclude(arrival, attempts, handled)
+        if handled.kind == 'unavailable' then unavailable = receipt end
       end
     end
   end

@@ -7,7 +7,7 @@ local lease, token = read(), read()
 local ids = read_arrivals(read, where, 0)
 read_marks(ids)
 local held, fields, answers = reserved(ids), {}, {}
-local reservation = token .. ':' .. now + lease
+local ours = reservation(token, lease)
 for place, id in ipairs(ids) do
   local receipt
   if not is_plain(id) then
@@ -19,7 +19,7 @@ for place, id in ipairs(ids) do
   if not receipt then
     held[id] = token
     fields[#fields + 1] = id
-    fields[#fields + 1] = reservation
+    fields[#fields + 1] = ours
     receipt = 'granted'
   end
   answers[place] = receipt
