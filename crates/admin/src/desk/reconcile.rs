@@ -144,8 +144,17 @@ impl Desk {
         named.chain(heard).chain(written).filter(asked).filter(goes).map(str::to_owned).collect()
     }
 
+    /// Whether a topic is in a broker: a route sends it there, or none does, and somebody who listens there hopes that a group
+    /// makes it.
     fn goes_to(&self, topic: &str, broker: &str) -> bool {
-        self.topology.route_of(topic).is_some_and(|route| route.broker == broker)
+        match self.topology.route_of(topic) {
+            Some(route) => route.broker == broker,
+            None => self
+                .topology
+                .consumers
+                .iter()
+                .any(|group| group.broker == broker && group.topics.iter().any(|heard| heard == topic)),
+        }
     }
 
     #[allow(clippy::too_many_arguments, reason = "each is a side of the comparison, and there is one caller")]
@@ -205,6 +214,9 @@ impl Desk {
             stray.seen.made || self.topology.bypasses_store(ledger.name(stray.topic))
         };
         let (direct, strays): (Vec<_>, Vec<_>) = strays.into_iter().partition(|stray| past(stray, ledger));
+        // What others write to a topic that no route takes is not ours to judge.
+        let routed = |stray: &Stray| self.topology.route_of(ledger.name(stray.topic)).is_some();
+        let strays: Vec<_> = strays.into_iter().filter(routed).collect();
         ledger.add(
             direct.iter().map(|stray| Line::past_the_store(stray.seen.id, stray.seen.stored_at, stray.topic)),
         );
@@ -296,6 +308,7 @@ impl Desk {
             done: &done,
             kept: &kept,
             readable: side.is_some_and(|side| side.reader.is_some()),
+            once: consumer.semantics == Semantics::AtMostOnce,
             ordered: in_order && sides.ordered.contains(group) && side.is_some_and(|side| side.key_order),
             due: before(now, request.patience),
         };

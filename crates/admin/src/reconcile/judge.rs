@@ -9,6 +9,7 @@ use super::view::{BrokerComparison, DifferenceView, GroupComparison};
 
 const GONE: &str = "it is not in the broker any more";
 const PASSED: &str = "a later one of its key was done";
+const LOST: &str = "later ones were done, and the group handles one at most once";
 const OVERTAKEN: &str = "later ones were done";
 const LATE: &str = "it takes long";
 
@@ -60,6 +61,8 @@ pub(crate) struct Expected<'a> {
     pub(crate) readable: bool,
     /// The messages of a key come, and are done, one after another.
     pub(crate) ordered: bool,
+    /// It forgets a message before it handles it: what it did not do in its time it never does.
+    pub(crate) once: bool,
     /// What was sent before this has had its time.
     pub(crate) due: DateTime<Utc>,
 }
@@ -72,7 +75,7 @@ pub(crate) fn group(
     show: usize,
     found: &mut GroupComparison,
 ) {
-    let Expected { number, takes, done, kept, readable, ordered, due } = *expected;
+    let Expected { number, takes, done, kept, readable, ordered, once, due } = *expected;
     let done = |place: usize, line: &Line| done[place] || line.acknowledged_by(number);
     let lines = || {
         let ours = ledger.lines().iter().enumerate();
@@ -104,6 +107,8 @@ pub(crate) fn group(
             found.missing.note(show, || shown(ledger, line, Some(GONE)));
         } else if late && later(by_key.get(&line.key)) {
             found.missing.note(show, || shown(ledger, line, Some(PASSED)));
+        } else if once && late && later(by_topic.get(&line.topic)) {
+            found.missing.note(show, || shown(ledger, line, Some(LOST)));
         } else if later(by_topic.get(&line.topic)) {
             found.straggling.note(show, || shown(ledger, line, Some(OVERTAKEN)));
         } else if late {
@@ -178,6 +183,18 @@ mod tests {
 
     /// What is said of a group that has done `done` and keeps `kept`, a minute after all of it.
     fn judged(ledger: &Ledger, done: &[i64], kept: &[i64], readable: bool, ordered: bool) -> GroupComparison {
+        judged_if(ledger, done, kept, readable, ordered, false)
+    }
+
+    /// The same of one that may handle a message `once` only.
+    fn judged_if(
+        ledger: &Ledger,
+        done: &[i64],
+        kept: &[i64],
+        readable: bool,
+        ordered: bool,
+        once: bool,
+    ) -> GroupComparison {
         let noted = |numbers: &[i64]| {
             let mut noted = vec![false; ledger.lines().len()];
             numbers.iter().for_each(|number| noted[ledger.find(id(*number)).expect("it is there")] = true);
@@ -197,8 +214,16 @@ mod tests {
         };
         let (done, kept) = (noted(done), noted(kept));
         let takes = |_| true;
-        let expected =
-            Expected { number: 0, takes: &takes, done: &done, kept: &kept, readable, ordered, due: at(60) };
+        let expected = Expected {
+            number: 0,
+            takes: &takes,
+            done: &done,
+            kept: &kept,
+            readable,
+            ordered,
+            once,
+            due: at(60),
+        };
         group(ledger, &expected, at(1_000), 10, &mut found);
         found
     }
@@ -246,6 +271,23 @@ mod tests {
         // Without order, being passed means nothing.
         let found = judged(&ledger, &[3], &[4], true, false);
         assert_eq!((ids(&found.missing), ids(&found.straggling)), (vec![], vec![id(1), id(2)]));
+    }
+
+    #[test]
+    fn what_a_group_that_handles_once_has_passed_is_missing() {
+        let mut ledger =
+            ledger((1..=3).map(|number| record(number, "a")).chain([record(100, "b"), record(101, "c")]));
+        [1, 2, 3, 100, 101].into_iter().for_each(|number| assert!(ledger.meet(id(number), 0)));
+        let found = judged_if(&ledger, &[3, 101], &[2], true, false, true);
+        assert_eq!((ids(&found.missing), found.missing.messages[0].why), (vec![id(1)], Some(LOST)));
+        assert_eq!(ids(&found.straggling), [id(100)], "it may still be at work");
+    }
+
+    #[test]
+    fn what_nobody_need_acknowledge_is_for_all_who_listen() {
+        let at_most_once = Record { ack_groups: Some(Vec::new()), ..record(1, "a") };
+        let found = judged(&ledger([at_most_once]), &[1], &[], false, true);
+        assert_eq!((found.sent, found.processed), (1, 1));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) struct Line {
     /// A number for its key; 0 without one.
     pub(crate) key: u64,
     pub(crate) topic: u32,
-    /// The groups that are asked to acknowledge it, and those that have: a bit each.
+    /// The groups that it is for, and those that have acknowledged it: a bit each.
     asked: u32,
     acknowledged: u32,
     /// Which deliveries lie in the broker: a bit each, the last for all from the 31st on.
@@ -37,7 +37,8 @@ impl Line {
         let bits = |names: &mut dyn Iterator<Item = &str>| {
             names.fold(0, |bits, name| bits | groups.iter().position(|group| group == name).map_or(0, bit))
         };
-        let asked = record.ack_groups.as_ref();
+        // Where nobody need acknowledge it, as on routes that send at most once, all who listen should have it all the same.
+        let asked = record.ack_groups.as_ref().filter(|asked| !asked.is_empty());
         Self {
             id: *record.message.id.0.as_bytes(),
             written_at: record.written_at.timestamp_millis(),
@@ -84,7 +85,7 @@ impl Line {
         self.deliveries != 0
     }
 
-    /// The group of this number was asked to acknowledge it.
+    /// It is for the group of this number.
     pub(crate) fn asks(&self, group: usize) -> bool {
         group >= NOTED || self.asked & bit(group) != 0
     }
