@@ -59,13 +59,10 @@ fn run(arguments: Arguments, output: &mut Output) -> Result<(), Failure> {
     if let Command::Completions { shell } = command {
         return arguments::completions(shell, output);
     }
-    if let Command::Advise(answers) = &command {
-        return advise::advise(answers, output);
-    }
     let loaded = config::load(global.config.as_deref(), std::env::vars_os().filter_map(text_pair))?;
     log::start(&loaded.config.log, &global, matches!(command, Command::Serve(_)))?;
     match command {
-        Command::Config { command: ConfigCommand::Check } => return settings::check(&loaded, output),
+        Command::Advise(answers) => return advise::advise(&answers, &loaded, output),
         Command::Config { command: ConfigCommand::Show } => return settings::show(&loaded, output),
         Command::Routes => return settings::routes(&loaded.config, output),
         Command::Schema { print: true } => return schema::print(&loaded.config, output),
@@ -107,6 +104,7 @@ async fn run_on_store(command: Command, loaded: Loaded, output: &mut Output) -> 
             None => lanes::show(&world::open_desk(config).await?, output).await,
             Some(Lanes::Set { count }) => lanes::set(&world::make_desk(config).await?, count, output).await,
         },
+        Command::Config { command: ConfigCommand::Check } => settings::check(&loaded, output),
         Command::Contract { markdown } => contract::show(config, markdown, output).await,
         Command::Doctor => doctor::examine(config, output).await,
         Command::Reconcile(options) => reconcile::reconcile(config, options, output).await,
