@@ -33,4 +33,4 @@ mod unfinished;
 
 pub use address::{BadUrl, Secret};
 pub use contract::*;
-pub use open::{Connected, Surroundings, Unopened, check, open};
+pub use open::{Abilities, Connected, Surroundings, Unopened, abilities, check, open};

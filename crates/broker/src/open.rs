@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::address::{BadUrl, beginning, nearest};
-use crate::{Browse, Examine, Publisher, Subscriber};
+use crate::{Browse, Examine, Guarantees, Publisher, Subscriber};
 
 /// A broker that a URL names, ready to be used. It may be down for now.
 #[derive(Clone)]
@@ -37,6 +37,31 @@ impl Connected {
     fn queues<B: Publisher + Subscriber + Examine + 'static>(broker: B) -> Self {
         let broker = Arc::new(broker);
         Self { publisher: broker.clone(), subscriber: Some(broker.clone()), doctor: broker, reader: None }
+    }
+}
+
+/// What routes and groups can have of a broker.
+#[derive(Clone, Debug)]
+pub struct Abilities {
+    /// What it promises.
+    pub guarantees: Guarantees,
+    /// Messages and a note of them can be one transaction.
+    pub transacts: bool,
+    /// It can be received from.
+    pub receives: bool,
+    /// What is received and what is made of it can be one transaction.
+    pub transforms: bool,
+}
+
+impl Connected {
+    /// What can be had of it.
+    pub fn abilities(&self) -> Abilities {
+        Abilities {
+            guarantees: self.publisher.guarantees(),
+            transacts: self.publisher.transactions().is_some(),
+            receives: self.subscriber.is_some(),
+            transforms: self.subscriber.as_ref().is_some_and(|subscriber| subscriber.together().is_some()),
+        }
     }
 }
 
@@ -100,6 +125,21 @@ pub fn check(url: &str) -> Result<(), BadUrl> {
         #[cfg(feature = "http")]
         "http" | "https" => crate::http::Config::from_url(url).map(drop),
         _ => Err(unknown(url)),
+    }
+}
+
+/// What can be had of the broker that `url` names. Nothing is connected to, and no file is made.
+///
+/// # Errors
+/// As [`open`].
+pub fn abilities(url: &str, surroundings: &Surroundings) -> Result<Abilities, Unopened> {
+    match scheme(url) {
+        #[cfg(feature = "embedded")]
+        "embedded" => {
+            let guarantees = crate::embedded::Config::from_url(url, &surroundings.file)?.guarantees();
+            Ok(Abilities { guarantees, transacts: true, receives: true, transforms: false })
+        }
+        _ => Ok(open(url, surroundings)?.abilities()),
     }
 }
 
@@ -186,6 +226,17 @@ mod tests {
         assert!(error.contains("kafka://") && !error.contains("hush"), "{error}");
         let error = check("hush").expect_err("it is no URL").to_string();
         assert!(error.contains("://"), "{error}");
+    }
+
+    #[test]
+    #[cfg(feature = "embedded")]
+    fn what_an_embedded_broker_can_do_is_known_before_there_is_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let surroundings = Surroundings { file: folder.path().join("broker.db"), max_payload: 1 << 20 };
+        let before = abilities("embedded://", &surroundings).expect("it is known");
+        assert!(!surroundings.file.exists(), "nothing was made");
+        let opened = open("embedded://", &surroundings).expect("it opens").abilities();
+        assert_eq!(format!("{before:?}"), format!("{opened:?}"));
     }
 
     #[test]

@@ -57,6 +57,20 @@ fn every_mistake_is_told_with_its_place_and_nothing_is_opened() {
 }
 
 #[test]
+fn what_no_broker_can_keep_is_refused_by_whoever_is_asked_and_nothing_is_made() {
+    let folder = Folder::with(
+        "[brokers.hook]\nurl = \"https://example.com/hook\"\n\
+         [routes.once]\ntopics = [\"x\"]\nsemantics = \"exactly-once\"\n[consumers]\n",
+    );
+    let told =
+        ["routes.once.semantics", "cannot be had of `hook`", "the nearest that can is \"effectively-once\""];
+    for command in [&["config", "check"][..], &["contract"], &["serve"]] {
+        folder.run(command).failed(2, &told);
+    }
+    assert!(!folder.path().join("postrider-data").exists());
+}
+
+#[test]
 fn what_is_not_toml_is_told_by_line() {
     Folder::with("[relay]\nlease = \n").run(&["config", "check"]).failed(2, &["line 2", "not TOML"]);
 }
@@ -172,4 +186,133 @@ fn a_route_that_is_advised_is_accepted_as_it_stands() {
         .answered(&["at-most-once", "semantics = \"at-most-once\""]);
     folder.run(&["advise", "--lost", "no"]).failed(2, &["--twice yes or --twice no"]);
     folder.run(&["advise", "--lost", "perhaps"]).failed(2, &["answer yes or no"]);
+}
+
+/// Answers that lead to each of the promises.
+const ANSWERS: [(&str, &[&str]); 6] = [
+    ("none", &["--lost", "yes", "--once", "no", "--matters", "no"]),
+    ("best-effort", &["--lost", "yes", "--once", "no", "--matters", "yes"]),
+    ("at-most-once", &["--lost", "yes", "--once", "yes"]),
+    ("at-least-once", &["--lost", "no", "--twice", "yes"]),
+    ("effectively-once", &["--lost", "no", "--twice", "no", "--kafka", "no", "--idempotent", "yes"]),
+    ("exactly-once", &["--lost", "no", "--twice", "no", "--kafka", "yes"]),
+];
+
+/// What is advised for `topic` to whoever has `settings`, and what else must be done, in one text; and the settings that
+/// `settings` with the advised route are.
+#[track_caller]
+fn advised(settings: &str, topic: &str, semantics: &str) -> (String, serde_json::Value) {
+    let answers = ANSWERS.iter().find(|(found, _)| *found == semantics).expect("one of the six").1;
+    let folder = Folder::new();
+    folder.write("mine.toml", settings);
+    let advice = folder.json(&[&["--config", "mine.toml", "advise", "--topic", topic], answers].concat());
+    assert_eq!(advice["semantics"], semantics);
+    let together = format!("{settings}\n{}", advice["route"].as_str().expect("a route"));
+    let together = Folder::with(&together);
+    together.run(&["config", "check"]).answered(&["good"]);
+    (advice["also"].to_string(), together.json(&["config", "show"]))
+}
+
+#[test]
+fn a_route_that_is_advised_names_its_broker_where_there_are_several() {
+    let brokers = "[brokers.a]\nurl = \"sqs://eu-west-1\"\n[brokers.b]\nurl = \"embedded://\"\n\
+                   [brokers.c]\nurl = \"kafka://10.0.0.1:9092\"\n[routes.all]\ntopics = [\"*\"]\nbroker = \"c\"\n\
+                   [consumers.g]\ntopics = [\"clicks\"]\nbroker = \"b\"\n";
+    for (semantics, _) in ANSWERS {
+        let unheard = brokers
+            .replace("\"*\"", "\"other\"")
+            .replace("clicks\"]\nbroker = \"b", "other\"]\nbroker = \"c");
+        let (_, settings) = advised(&unheard, "clicks", semantics);
+        let first = if semantics == "exactly-once" { "c" } else { "b" };
+        assert_eq!(settings["routes"]["clicks"]["broker"], first, "{semantics}: the first that fits");
+        let (_, settings) = advised(&unheard, "other.topic", semantics);
+        assert_eq!(settings["routes"]["other_topic"]["semantics"], semantics);
+    }
+    let present = brokers.replace("\"*\"", "\"x*\"");
+    let (_, settings) = advised(&present, "clicks", "at-least-once");
+    assert_eq!(settings["routes"]["clicks"]["broker"], "b", "where it is heard");
+    let (_, settings) = advised(&present, "xyz", "at-least-once");
+    assert_eq!(settings["routes"]["xyz"]["broker"], "c", "where it goes now");
+}
+
+#[test]
+fn where_an_advised_route_needs_kafka_and_there_is_none_it_comes_with_it() {
+    for settings in ["", "[brokers.main]\nurl = \"embedded://\"\n", "[relay]\nbatch = 10\n"] {
+        let (_, settings) = advised(settings, "order-events", "exactly-once");
+        assert_eq!(settings["brokers"]["kafka"]["url"], "kafka://127.0.0.1:9092");
+        assert_eq!(settings["routes"]["order-events"]["broker"], "kafka");
+        assert_eq!(
+            settings["consumers"]["default-consumer-group"]["broker"], "kafka",
+            "it hears of the topic"
+        );
+        assert_eq!(settings["consumers"]["analytics-group"]["broker"], "main", "it does not");
+    }
+    let route = Folder::new().json(&[&["advise", "--topic", "ledger"], ANSWERS[5].1].concat());
+    Folder::with(route["route"].as_str().expect("a route")).run(&["config", "check"]).answered(&["good"]);
+
+    let settings = "[brokers.kafka]\nurl = \"embedded://\"\n[brokers.b]\nurl = \"embedded://\"\n\
+                    [routes.all]\ntopics = [\"*\"]\nbroker = \"b\"\n[consumers]\n";
+    let (_, settings) = advised(settings, "ledger", "exactly-once");
+    assert_eq!(settings["routes"]["ledger"]["broker"], "kafka-2", "the name is taken");
+
+    let open = "[routes.all]\ntopics = [\"*\"]\n[consumers.g]\ntopics = [\"clicks\"]\n[consumers.h]\ntopics = [\"ledger\"]\n";
+    let folder = Folder::with(open);
+    let run = folder.run(&[&["advise", "--topic", "ledger"], ANSWERS[5].1].concat());
+    run.answered(&[
+        "say broker = \"main\" in routes.all, consumers.g.",
+        "Say broker = \"kafka\" in consumers.h",
+        "[brokers.main]\nurl = \"embedded://\"\n",
+    ]);
+    let advice = folder.json(&[&["advise", "--topic", "ledger"], ANSWERS[5].1].concat());
+    let mended = open
+        .replace("[\"*\"]", "[\"*\"]\nbroker = \"main\"")
+        .replace("[\"clicks\"]", "[\"clicks\"]\nbroker = \"main\"");
+    let mended = mended.replace("[\"ledger\"]", "[\"ledger\"]\nbroker = \"kafka\"");
+    let mended = format!("{mended}{}", advice["route"].as_str().expect("a route"));
+    Folder::with(&mended).run(&["config", "check"]).answered(&["good"]);
+}
+
+#[test]
+fn what_is_advised_says_what_groups_need_and_watches_what_somebody_counts() {
+    let (also, _) = advised("", "alarms", "at-most-once");
+    assert!(also.contains("semantics = \\\"at-most-once\\\" as well"), "{also}");
+    let (also, _) = advised("", "ledger", "exactly-once");
+    assert!(also.contains("semantics = \\\"exactly-once\\\" as well"), "{also}");
+    let (_, settings) = advised("", "clicks", "best-effort");
+    assert_eq!(settings["routes"]["clicks"]["watch"]["window"], "5m");
+    let (_, settings) = advised("", "clicks", "none");
+    assert!(settings["routes"]["clicks"]["watch"].is_null(), "{settings}");
+}
+
+#[test]
+fn an_advised_route_does_not_take_the_name_or_the_topic_of_another() {
+    let (_, settings) = advised("[routes.clicks]\ntopics = [\"*\"]\n", "clicks", "at-least-once");
+    assert_eq!(settings["routes"]["clicks"]["topics"][0], "*");
+    assert_eq!(settings["routes"]["clicks-2"]["topics"][0], "clicks");
+    let folder = Folder::with("[routes.all]\ntopics = [\"clicks\", \"views\"]\n");
+    folder
+        .run(&["advise", "--topic", "clicks", "--lost", "no", "--twice", "yes"])
+        .answered(&["Take `clicks` out of routes.all"]);
+}
+
+#[test]
+fn nothing_is_advised_on_answers_that_contradict_each_other() {
+    let folder = Folder::new();
+    for (answers, words) in [
+        (
+            &["--lost", "yes", "--twice", "no"][..],
+            &["--twice decides nothing with --lost yes", "--lost yes --once yes"][..],
+        ),
+        (&["--lost", "no", "--once", "yes"], &["--once decides nothing with --lost no"]),
+        (
+            &["--lost", "yes", "--once", "yes", "--matters", "yes"],
+            &["--matters decides nothing with --once yes"],
+        ),
+        (
+            &["--lost", "no", "--twice", "yes", "--kafka", "yes"],
+            &["--kafka decides nothing with --twice yes"],
+        ),
+    ] {
+        folder.run(&[&["advise"], answers].concat()).failed(2, words);
+    }
 }

@@ -210,6 +210,21 @@ fn find(app: &Consumer, asked: &TestRequest) -> Result<Arc<Group>, Problem> {
         let known: Vec<_> = app.groups.iter().map(|group| format!("`{}`", group.name())).collect();
         let known = if known.is_empty() { "no group runs here".to_owned() } else { known.join(", ") };
         let shown: String = name.chars().take(64).collect();
+        let topology = app.desk.topology();
+        let transforms = topology
+            .consumers
+            .iter()
+            .any(|consumer| consumer.group == name && consumer.semantics == message::Semantics::ExactlyOnce);
+        if transforms {
+            return Err(Problem::bad_request(
+                "no-trial",
+                "This group cannot try a message",
+                format!(
+                    "What the consumer group `{name}` receives and what it makes are one transaction of the broker: send \
+                     the message to its topic instead."
+                ),
+            ));
+        }
         return Err(Problem::not_found(
             "unknown-group",
             "There is no such consumer group here",

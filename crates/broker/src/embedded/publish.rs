@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use message::{Invalid, Message, check_topic};
 use rusqlite::{Connection, OptionalExtension};
 
+use super::Config;
 use super::block::Block;
 use super::error::outcome;
 use super::{Broker, position};
@@ -44,20 +45,27 @@ pub(super) fn unanswered() -> Outcome {
     Outcome::Unconfirmed { error: format!("the embedded broker did not answer within {TIME_LIMIT:?}") }
 }
 
-#[async_trait]
-impl Publisher for Broker {
-    fn guarantees(&self) -> Guarantees {
+impl Config {
+    /// What a broker with these settings promises.
+    pub(crate) fn guarantees(&self) -> Guarantees {
         Guarantees {
             key_order: true,
             ordered_batches: true,
             groups: true,
             fenced: true,
-            max_payload: Some(self.inner.config.max_payload),
+            max_payload: Some(self.max_payload),
             max_batch: MAX_BATCH,
             deduplication: None,
             durability: "survives a crash of the process and of the machine; one file on one machine, no copies",
             needs: &["a disk that keeps what it says it wrote", "room for what its groups have not read"],
         }
+    }
+}
+
+#[async_trait]
+impl Publisher for Broker {
+    fn guarantees(&self) -> Guarantees {
+        self.inner.config.guarantees()
     }
 
     fn transactions(&self) -> Option<Arc<dyn Transactions>> {

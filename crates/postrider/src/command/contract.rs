@@ -10,11 +10,12 @@ use message::{OnDead, Order, Semantics};
 
 use super::failure::Failure;
 use super::output::Output;
-use super::{backend, world};
+use super::{backend, fit, world};
 use crate::config::{self, Config, Consumer, Dedup, Handler, Route, duration_text};
 
 /// Prints what is promised.
 pub(super) async fn show(config: &Config, markdown: bool, output: &mut Output) -> Result<(), Failure> {
+    fit::check(config)?;
     backend::exists(config)?;
     let brokers = world::brokers(config)?;
     let contract = draw_up(config, &brokers, backend::open(config).await?.promises);
@@ -45,7 +46,11 @@ pub(super) fn draw_up(
         routes: config
             .routes
             .iter()
-            .map(|(name, route)| of_route(name, route, guarantees(&route.broker), transacts(&route.broker)))
+            .map(|(name, route)| {
+                let mut part = of_route(name, route, guarantees(&route.broker), transacts(&route.broker));
+                part.duplicates.extend(redelivered(config, name));
+                part
+            })
             .collect(),
         consumers: config
             .consumers
@@ -53,6 +58,17 @@ pub(super) fn draw_up(
             .map(|(name, group)| of_group(config, name, group, guarantees(&group.broker)))
             .collect(),
     }
+}
+
+/// Groups to which what they do not acknowledge is sent again.
+fn redelivered(config: &Config, route: &str) -> Option<String> {
+    let takes = |topic: &String| config.route_of(topic).is_some_and(|(name, _)| name == route);
+    let groups = config.consumers.iter().filter(|(_, group)| group.acknowledge.is_some());
+    let groups = groups.filter(|(_, group)| group.topics.iter().any(takes));
+    let groups: Vec<String> = groups.map(|(name, _)| format!("`{name}`")).collect();
+    (!groups.is_empty()).then(|| {
+        format!("it is not acknowledged in time by {}: then it is sent again, on purpose.", groups.join(", "))
+    })
 }
 
 /// The topic from which acknowledgements come into the store, beside HTTP.
@@ -237,7 +253,10 @@ fn of_stored_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Par
         duration_text(retry.give_up_after)
     )];
     let between = "a relay died, or lost its lease, between the broker's word and the settlement";
-    let mut duplicates = vec![format!("{between}.")];
+    let mut duplicates = vec![
+        format!("{between}."),
+        "the broker's word was lost or came too late, and it is sent again.".to_owned(),
+    ];
     if let Some(broker) = &broker {
         mechanisms.push(format!("what the broker confirmed: {}.", broker.durability));
         loss.push(format!("`{}` loses what it confirmed: see how it must be set up.", route.broker));
@@ -249,6 +268,7 @@ fn of_stored_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Par
             )];
         }
     }
+    duplicates.push("a person requeues it.".to_owned());
     let settings = [
         ("order", config::order(route.order).to_owned()),
         ("on_dead", config::on_dead(route.on_dead).to_owned()),
@@ -286,6 +306,10 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
         return of_transforming_group(part, group, broker);
     }
     let apart = config.remembers_apart(group);
+    if apart && group.semantics == Semantics::EffectivelyOnce {
+        // What Redis alone remembers is never called that, whatever the settings say.
+        part.semantics = Some(Semantics::AtLeastOnce);
+    }
     match &group.handler {
         Handler::Log | Handler::Sql(_) if !apart => {
             part.promises.push("the work of a message is done once.".to_owned());
@@ -293,7 +317,8 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
                 .push("its work and the mark that says so are one transaction: both or neither.".to_owned());
         }
         Handler::Script(_) | Handler::Log => {
-            part.promises.push("the work of a message is done once.".to_owned());
+            part.promises
+                .push("the work of a message is done once, for as long as Redis keeps its mark.".to_owned());
             part.mechanisms.push("its work and the mark that says so are one script.".to_owned());
             part.duplicates.push(
                 "a script failed after it wrote something: Redis undoes nothing, and it runs again."

@@ -39,7 +39,7 @@ pub(super) async fn examine(config: &Config, output: &mut Output) -> Result<(), 
         let url = config.brokers.get(name).map(|broker| redacted(&broker.url)).unwrap_or_default();
         places.push(Place { name: format!("broker {name}"), url, findings });
     }
-    if let Err(misfit) = fit::check(config, &brokers) {
+    if let Err(misfit) = fit::check(config) {
         let fix = "change it, or `postrider serve` will refuse to start";
         let findings = misfit.text.lines().map(|line| Finding::broken("fit", line, fix)).collect();
         places.push(Place { name: "settings".to_owned(), url: String::new(), findings });

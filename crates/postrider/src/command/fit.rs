@@ -2,38 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use broker::{Connected, Guarantees};
+use broker::Abilities;
 use message::{Order, Semantics};
 
 use super::failure::Failure;
+use super::world;
 use crate::config::{Config, Route, duration_text};
 
-/// Refuses what no broker of the configuration can do; everything at once.
-pub(super) fn check(config: &Config, brokers: &BTreeMap<String, Connected>) -> Result<(), Failure> {
-    let able = brokers.iter().map(|(name, broker)| {
-        let able = Able {
-            guarantees: broker.publisher.guarantees(),
-            transacts: broker.publisher.transactions().is_some(),
-            receives: broker.subscriber.is_some(),
-            transforms: broker.subscriber.as_ref().is_some_and(|subscriber| subscriber.together().is_some()),
-        };
-        (name.as_str(), able)
-    });
-    let misfits = misfits(config, &able.collect());
+/// Refuses what no broker of the configuration can do; everything at once. Nothing is opened or made.
+pub(super) fn check(config: &Config) -> Result<(), Failure> {
+    let brokers = world::abilities(config)?;
+    let brokers = brokers.iter().map(|(name, able)| (name.as_str(), able.clone())).collect();
+    let misfits = misfits(config, &brokers);
     if misfits.is_empty() { Ok(()) } else { Err(Failure::usage(misfits.join("\n"))) }
 }
 
-/// What a broker can do.
-struct Able {
-    guarantees: Guarantees,
-    transacts: bool,
-    receives: bool,
-    /// What is received and what is made of it can be one transaction.
-    transforms: bool,
-}
-
 /// Why exactly once cannot be had of a broker.
-fn not_exactly_once(route: &Route, able: &Able) -> Option<String> {
+fn not_exactly_once(route: &Route, able: &Abilities) -> Option<String> {
     let horizon = route.retry.give_up_after;
     match able.guarantees.deduplication {
         _ if able.transacts => None,
@@ -47,10 +32,10 @@ fn not_exactly_once(route: &Route, able: &Able) -> Option<String> {
     }
 }
 
-fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
+fn misfits(config: &Config, brokers: &BTreeMap<&str, Abilities>) -> Vec<String> {
     let mut misfits = Vec::new();
     for (name, route) in &config.routes {
-        let Some(able @ Able { guarantees, .. }) = brokers.get(route.broker.as_str()) else { continue };
+        let Some(able @ Abilities { guarantees, .. }) = brokers.get(route.broker.as_str()) else { continue };
         if route.semantics == Semantics::ExactlyOnce
             && let Some(reason) = not_exactly_once(route, able)
         {
@@ -80,7 +65,7 @@ fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
     let mut heard: BTreeMap<(&str, &str), &str> = BTreeMap::new();
     for (name, consumer) in &config.consumers {
         let Some(able) = brokers.get(consumer.broker.as_str()) else { continue };
-        let Able { guarantees, receives, transforms, .. } = able;
+        let Abilities { guarantees, receives, transforms, .. } = able;
         if !receives {
             misfits.push(format!(
                 "consumers.{name}.broker: nothing can be received from `{}`, it only takes messages; whoever is there \
@@ -122,13 +107,15 @@ fn misfits(config: &Config, brokers: &BTreeMap<&str, Able>) -> Vec<String> {
 mod tests {
     use std::time::Duration;
 
+    use broker::Guarantees;
+
     use super::*;
     use crate::config;
 
     /// A plain queue: no order, no groups.
-    fn queue(receives: bool) -> BTreeMap<&'static str, Able> {
+    fn queue(receives: bool) -> BTreeMap<&'static str, Abilities> {
         let guarantees = Guarantees { max_batch: 1, ..Guarantees::default() };
-        BTreeMap::from([("queue", Able { guarantees, transacts: false, receives, transforms: false })])
+        BTreeMap::from([("queue", Abilities { guarantees, transacts: false, receives, transforms: false })])
     }
 
     #[test]
@@ -138,7 +125,7 @@ mod tests {
              semantics = \"exactly-once\"\n[consumers]\n";
         std::fs::write(file.path(), settings).expect("it can be written");
         let config = config::load(Some(file.path()), std::iter::empty()).expect("it is well written").config;
-        let refused = |change: fn(&mut Able)| {
+        let refused = |change: fn(&mut Abilities)| {
             let mut brokers = queue(true);
             brokers.values_mut().for_each(change);
             misfits(&config, &brokers)

@@ -27,7 +27,7 @@ use self::signals::Signals;
 use super::arguments::{Part, Serve};
 use super::failure::{Exit, Failure};
 use super::output::Output;
-use super::{backend, contract, inboxes, world};
+use super::{backend, contract, fit, inboxes, world};
 use crate::config::{Config, Loaded};
 
 /// How often records that have passed their retention are removed.
@@ -41,6 +41,7 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    fit::check(&config)?;
     let runs = |part| options.only.is_empty() || options.only.contains(&part);
     let mut signals = Signals::install()?;
 

@@ -5,11 +5,12 @@ use serde_json::json;
 
 use super::failure::Failure;
 use super::output::{Output, text};
-use super::world;
+use super::{fit, world};
 use crate::config::{self, Config, Loaded};
 
 /// Says that the settings are good, where they came from, and what may surprise.
 pub(super) fn check(loaded: &Loaded, output: &mut Output) -> Result<(), Failure> {
+    fit::check(&loaded.config)?;
     let file = loaded.file.as_ref().map(|file| file.display().to_string());
     let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     let value = json!({ "ok": true, "file": file, "variables": loaded.variables, "warnings": warnings });

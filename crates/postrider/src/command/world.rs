@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use admin::{ConsumerView, Desk, RouteView, Topology};
-use broker::{Connected, Surroundings, Unopened};
+use broker::{Abilities, Connected, Surroundings, Unopened};
 use message::{Limits, Semantics};
 
 use super::failure::{Exit, Failure};
@@ -68,15 +68,26 @@ pub(super) fn topology(config: &Config) -> Topology {
 
 /// Opens every broker of the configuration. None need be there yet.
 pub(super) fn brokers(config: &Config) -> Result<BTreeMap<String, Connected>, Failure> {
-    let open =
-        |(name, broker): (&String, &Broker)| match broker::open(&broker.url, &surroundings(config, name)) {
-            Ok(opened) => Ok((name.clone(), opened)),
-            Err(Unopened::Url(error)) => Err(Failure::usage(format!("brokers.{name}.url: {error}"))),
-            Err(Unopened::Broken(error)) => {
-                Err(Failure::new(Exit::Unavailable, format!("broker {name}: {error}")))
-            }
-        };
-    config.brokers.iter().map(open).collect()
+    of_each(config, broker::open)
+}
+
+/// What can be had of every broker of the configuration; none is opened.
+pub(super) fn abilities(config: &Config) -> Result<BTreeMap<String, Abilities>, Failure> {
+    of_each(config, broker::abilities)
+}
+
+fn of_each<T>(
+    config: &Config,
+    get: fn(&str, &Surroundings) -> Result<T, Unopened>,
+) -> Result<BTreeMap<String, T>, Failure> {
+    let get = |(name, broker): (&String, &Broker)| match get(&broker.url, &surroundings(config, name)) {
+        Ok(got) => Ok((name.clone(), got)),
+        Err(Unopened::Url(error)) => Err(Failure::usage(format!("brokers.{name}.url: {error}"))),
+        Err(Unopened::Broken(error)) => {
+            Err(Failure::new(Exit::Unavailable, format!("broker {name}: {error}")))
+        }
+    };
+    config.brokers.iter().map(get).collect()
 }
 
 fn surroundings(config: &Config, name: &str) -> Surroundings {

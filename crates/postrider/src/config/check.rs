@@ -210,10 +210,17 @@ impl Checker<'_> {
         }
         for topic in &consumer.topics {
             let Some((route_name, route)) = self.config.route_of(topic) else {
-                self.warn(
-                    &format!("{section}.topics"),
-                    format!("no route takes `{topic}`: nothing will come from here"),
-                );
+                let mut groups = self.config.consumers.values();
+                let is_made = groups.any(|group| {
+                    group.semantics == Semantics::ExactlyOnce && group.broker == consumer.broker
+                });
+                // Nobody knows what topics such a group will send to.
+                if !is_made {
+                    self.warn(
+                        &format!("{section}.topics"),
+                        format!("no route takes `{topic}`: nothing will come from here"),
+                    );
+                }
                 continue;
             };
             if route.broker != consumer.broker && self.config.brokers.contains_key(&route.broker) {

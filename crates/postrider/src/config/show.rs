@@ -41,7 +41,7 @@ impl Config {
         }
         writeln!(out, "\n[consumer]\nlisten = \"{}\"", self.consumer.listen)?;
         match &self.consumer.acknowledge_to {
-            Some(AcknowledgeTo::Http(url)) => writeln!(out, "acknowledge_to = {}", quoted(&redacted(url)))?,
+            Some(AcknowledgeTo::Http(url)) => writeln!(out, "acknowledge_to = {}", quoted(&of_others(url)))?,
             Some(AcknowledgeTo::Topic { topic, broker }) => {
                 let (topic, broker) = (quoted(topic), quoted(broker));
                 writeln!(out, "acknowledge_to = {{ topic = {topic}, broker = {broker} }}")?;
@@ -203,7 +203,7 @@ fn handler(handler: &Handler) -> String {
     match handler {
         Handler::Log => "{ log = true }".to_owned(),
         Handler::Http { url, timeout } => {
-            format!("{{ http = {}, timeout = \"{}\" }}", quoted(&redacted(url)), duration_text(*timeout))
+            format!("{{ http = {}, timeout = \"{}\" }}", quoted(&of_others(url)), duration_text(*timeout))
         }
         Handler::Sql(statement) => format!("{{ sql = {} }}", quoted(statement)),
         Handler::Script(script) => format!("{{ script = {} }}", quoted(script)),
@@ -225,6 +225,14 @@ fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
 
 fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
+}
+
+/// A URL of somebody else's, without its password and parameters: nobody here knows which of them are secret.
+fn of_others(url: &str) -> String {
+    match redacted(url).split_once('?') {
+        Some((place, _)) => format!("{place}?***"),
+        None => redacted(url),
+    }
 }
 
 /// A URL without its password, and without parameters that are named like secrets.
@@ -270,5 +278,7 @@ mod tests {
         for (url, shown) in cases {
             assert_eq!(redacted(url), shown);
         }
+        assert_eq!(of_others("https://ann:hush@host/p?k=hush"), "https://ann:***@host/p?***");
+        assert_eq!(of_others("https://host/p"), "https://host/p");
     }
 }

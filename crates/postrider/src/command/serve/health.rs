@@ -186,7 +186,11 @@ impl Pulse {
                 }
                 inbox::Condition::Paused { since, error } => {
                     let since = relative(since, Utc::now());
-                    (false, format!("paused {since}: {error}; it goes on by itself and no message is lost"))
+                    let fate = match status.lost {
+                        0 => "and no message is lost".to_owned(),
+                        lost => format!("but handles a message at most once: {lost} lost since the start"),
+                    };
+                    (false, format!("paused {since}: {error}; it goes on by itself {fate}"))
                 }
                 inbox::Condition::Broken { error } => (false, error),
             };

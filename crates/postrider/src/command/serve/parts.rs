@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::super::failure::Failure;
 use super::super::inboxes::Inboxes;
-use super::super::{fit, world};
+use super::super::world;
 use super::acknowledgements::{Hearing, listen};
 use super::flow::Flows;
 use super::health::Pulse;
@@ -101,10 +101,9 @@ impl Parts {
     }
 }
 
-/// Opens every broker of the configuration, and refuses what none of them can do.
+/// Opens every broker of the configuration.
 pub(super) fn brokers(config: &Config) -> Result<Brokers, Failure> {
     let open = world::brokers(config)?;
-    fit::check(config, &open)?;
     let hearing = config.producer.acknowledgements.as_ref().map(|heard| Arc::new(Hearing::of(heard)));
     Ok(Brokers { open, hearing })
 }
