@@ -96,29 +96,29 @@ impl Hybrid {
         Ok(Parted { rest, prints, asked, seen })
     }
 
-    /// Tells Redis what the store says of the rest, and how many it was not asked about. Of a duplicate only if Redis was asked,
-    /// and so does not know it: its time begins anew.
+    /// Tells Redis what the store has done, and how many it was not asked about, because Redis had `seen` them. Of a duplicate
+    /// only where Redis was `asked`, and so does not know it: its time begins anew.
     fn note<'a>(
         &self,
         group: &str,
-        parted: &mut Parted,
+        prints: Vec<Print>,
         receipts: impl Iterator<Item = Option<&'a Receipt>>,
+        asked: bool,
+        seen: usize,
     ) {
-        let mut duplicates = parted.duplicates();
-        let mut done = Vec::new();
-        let answered = duplicates;
-        for (print, receipt) in std::mem::take(&mut parted.prints).into_iter().zip(receipts) {
-            duplicates += usize::from(receipt == Some(&Receipt::Duplicate));
-            match receipt {
-                Some(Receipt::Done) => done.push(print),
-                Some(Receipt::Duplicate) if parted.asked => done.push(print),
-                _ => {}
+        let mut repeated = seen > 0;
+        let mut done = Vec::with_capacity(prints.len());
+        for (print, receipt) in prints.into_iter().zip(receipts) {
+            let again = receipt == Some(&Receipt::Duplicate);
+            repeated |= again;
+            if receipt == Some(&Receipt::Done) || (again && asked) {
+                done.push(print);
             }
         }
-        if duplicates > 0 {
+        if repeated {
             self.seen.met_a_duplicate(group);
         }
-        self.seen.note(group, done, answered);
+        self.seen.note(group, done, seen);
     }
 }
 
@@ -136,6 +136,11 @@ impl Parted {
     /// What the store must look at, if anything.
     fn take_rest(&mut self) -> Option<Vec<Arrival>> {
         Some(std::mem::take(&mut self.rest)).filter(|rest| !rest.is_empty())
+    }
+
+    /// What Redis knows the rest by.
+    fn take_prints(&mut self) -> Vec<Print> {
+        std::mem::take(&mut self.prints)
     }
 
     fn duplicates(&self) -> usize {
@@ -173,7 +178,8 @@ impl Inbox for Hybrid {
             None => Vec::new(),
             Some(rest) => self.store.process(group, rest, work, rules).await?,
         };
-        self.note(group, &mut parted, receipts.iter().map(Some));
+        let (prints, seen) = (parted.take_prints(), parted.duplicates());
+        self.note(group, prints, receipts.iter().map(Some), parted.asked, seen);
         parted.join(receipts, &Receipt::Duplicate)
     }
 
@@ -193,7 +199,8 @@ impl Inbox for Hybrid {
             Reservation::Settled(receipt) => Some(receipt),
             Reservation::Granted(_) => None,
         });
-        self.note(group, &mut parted, settled);
+        let (prints, seen) = (parted.take_prints(), parted.duplicates());
+        self.note(group, prints, settled, parted.asked, seen);
         parted.join(answers, &Reservation::Settled(Receipt::Duplicate))
     }
 
@@ -205,8 +212,7 @@ impl Inbox for Hybrid {
     ) -> Result<Vec<Receipt>, Error> {
         let prints = conclusions.iter().map(|(arrival, ..)| Print::of(arrival)).collect();
         let receipts = self.store.conclude(group, conclusions, rules).await?;
-        let mut parted = Parted { rest: Vec::new(), prints, asked: false, seen: Vec::new() };
-        self.note(group, &mut parted, receipts.iter().map(Some));
+        self.note(group, prints, receipts.iter().map(Some), false, 0);
         Ok(receipts)
     }
 

@@ -131,9 +131,18 @@ impl Broker {
         }
     }
 
-    /// Connects if need be, and makes what the topics need.
+    /// Connects if need be, and makes what the topics need. A connection that is found to be broken is replaced once: nothing
+    /// was sent on it.
     async fn ready(&self, letters: &[Letter<'_>]) -> Result<Ready, Fault> {
         let session = self.inner.link.session().await?;
+        let ready = self.ready_on(Arc::clone(&session), letters).await;
+        if session.connection.status().connected() {
+            return ready;
+        }
+        self.ready_on(self.inner.link.session().await?, letters).await
+    }
+
+    async fn ready_on(&self, session: Arc<Session>, letters: &[Letter<'_>]) -> Result<Ready, Fault> {
         if session.connection.status().blocked() {
             return Err(Fault::Away(
                 "RabbitMQ is short of memory or disk and takes nothing for now".to_owned(),
