@@ -291,7 +291,7 @@ impl Member {
             health.down = Some(Instant::now() + wait);
             return;
         }
-        if self.board.well(Need::Handler) {
+        if matches!(end, Ended::Made(_) | Ended::Dead(_)) && self.board.well(Need::Handler) {
             info!(group = %self.group.name, "the handler works again");
         }
         health.down = None;
