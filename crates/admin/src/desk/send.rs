@@ -122,16 +122,20 @@ fn bytes(json: Box<RawValue>) -> Bytes {
     Bytes::from(String::from(Box::<str>::from(json)))
 }
 
+/// Longer than anybody means to wait: more is a slip of the pen.
+const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// A time to wait, as people write it.
 fn wait(field: &str, text: Option<&str>) -> Result<Option<Duration>, Problem> {
     let read = |text: &str| {
-        humantime::parse_duration(text.trim()).map_err(|_| {
+        let read = humantime::parse_duration(text.trim()).ok().filter(|wait| *wait <= LONGEST_WAIT);
+        read.ok_or_else(|| {
             let shown: String = text.chars().take(40).collect();
             Problem::bad_request(
                 "bad-duration",
                 "That is not a duration",
                 format!(
-                    "`{field}` is `{}`: write a number and a unit, such as 30s, 10m or 2h.",
+                    "`{field}` is `{}`: write a number and a unit, such as 30s, 10m or 2h, of 100 years at most.",
                     shown.escape_debug()
                 ),
             )

@@ -220,6 +220,11 @@ async fn a_schedule_is_kept_with_the_message_and_nonsense_is_refused() {
     for (body, code, word) in [
         (r#"{"topic":"user-events","message":1,"deliverAfter":"soon"}"#, "bad-duration", "such as 30s"),
         (
+            r#"{"topic":"user-events","message":1,"deliverAfter":"100000000days"}"#,
+            "bad-duration",
+            "100 years at most",
+        ),
+        (
             r#"{"topic":"user-events","message":1,"deliverAfter":"2h","expiresAfter":"1h"}"#,
             "bad-schedule",
             "expires before it may be sent",
