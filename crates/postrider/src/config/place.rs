@@ -60,6 +60,14 @@ impl Place {
         if rest.is_empty() {
             return Err(format!("`{}` names no server: {SHAPES}", redacted(url)));
         }
+        if !matches!(place, Self::Sqlite(_))
+            && let Some(port) = ports(rest).find(|port| port.parse::<u16>().is_err())
+        {
+            let port = port.escape_debug();
+            return Err(format!(
+                "`{port}` is no port: use a number up to 65535, or leave it out for the usual one"
+            ));
+        }
         Ok(place)
     }
 
@@ -73,6 +81,14 @@ impl Place {
         };
         (!built).then_some(feature)
     }
+}
+
+/// The ports of a URL's servers, of which there may be several, as they are written.
+fn ports(rest: &str) -> impl Iterator<Item = &str> {
+    let authority = rest.split(['/', '?']).next().unwrap_or(rest);
+    let servers = authority.rsplit_once('@').map_or(authority, |(_, servers)| servers);
+    // The colons of an address of IPv6 stand within brackets.
+    servers.split(',').filter_map(|server| server.rsplit(']').next()?.split_once(':').map(|(_, port)| port))
 }
 
 const KEYS: [&str; 8] =
@@ -138,5 +154,34 @@ fn only(section: &Section<'_>, place: &Place) {
     }
     if *place != Place::Redis {
         refuse(&["prefix", "replicas", "accept_loss"], "a store on Redis");
+    }
+}
+
+#[cfg(all(test, feature = "postgres"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_none_is_refused_and_no_password_is_taken_for_one() {
+        for good in [
+            "postgres://h/d",
+            "postgres://u:p%40ss@h:5432/d",
+            "postgres://u:a:b@one:1,two:2/d?x=a:b",
+            "postgres://[::1]:5432/d",
+            "postgres://[::1]/d",
+            "postgres://u:secret@h",
+        ] {
+            assert_eq!(Place::of(good), Ok(Place::Postgres), "{good}");
+        }
+        for (bad, shown) in [
+            ("postgres://h:99999/d", "`99999`"),
+            ("postgres://u:secret@h:abc/d", "`abc`"),
+            ("postgres://one:1,two:x/d", "`x`"),
+            ("postgres://h:1:2/d", "`1:2`"),
+            ("postgres://[::1]:x/d", "`x`"),
+        ] {
+            let refused = Place::of(bad).expect_err(bad);
+            assert!(refused.contains(shown) && !refused.contains("secret"), "{refused}");
+        }
     }
 }
