@@ -68,6 +68,8 @@ pub(crate) enum Need {
     Broker,
     Store,
     Handler,
+    /// That no message holds up those behind it.
+    Message,
     Producer,
 }
 

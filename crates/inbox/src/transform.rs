@@ -175,6 +175,7 @@ impl Member {
         let mut stop = self.stop.clone();
         let (mut hand, mut health) = (Hand::default(), Health::default());
         loop {
+            self.tell_what_holds(&hand);
             let (held, due) = (hand.held(), health.down.or_else(|| hand.due()));
             let heard = tokio::select! {
                 biased;
@@ -316,6 +317,19 @@ impl Member {
         let (id, attempts) = (item.arrival.message.id, item.attempts);
         warn!(message_id = %id, group = %self.group.name, error, attempts, ?wait,
             "failed: it is tried again and holds its partition");
+        item.error = error;
+    }
+
+    /// A partition that stands still is told of, though all others go on.
+    fn tell_what_holds(&self, hand: &Hand) {
+        match hand.holding() {
+            Some(Item { arrival, attempts, error, .. }) => {
+                let id = arrival.message.id;
+                let why = format!("message {id} failed {attempts} times and holds its partition: {error}");
+                self.board.paused(Need::Message, why);
+            }
+            None => drop(self.board.well(Need::Message)),
+        }
     }
 
     /// What is made of it is its dead letter.

@@ -61,8 +61,14 @@ async fn a_handler_that_fails_is_asked_again_and_holds_its_partition_only() {
     // Others pass while it waits.
     place.read("bills", 1).await;
     until(|| async { asked.0.load(Ordering::SeqCst) >= 2 }).await;
+    let is_told = |condition: &Condition| {
+        matches!(condition, Condition::Paused { error, .. }
+            if error.contains("holds its partition") && error.contains("not yet"))
+    };
+    until(|| async { is_told(&running.status().condition) }).await;
     fails.0.store(false, Ordering::SeqCst);
     place.check(100).await;
+    until(|| async { running.status().condition == Condition::Running }).await;
     running.drain().await;
     assert_eq!(place.count("billing-dead").await, 0);
 }

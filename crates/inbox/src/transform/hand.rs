@@ -22,6 +22,8 @@ pub(super) struct Item {
     pub(super) position: Position,
     /// How often its handler failed.
     pub(super) attempts: u32,
+    /// How it failed last.
+    pub(super) error: String,
     /// Not to be tried before.
     pub(super) due: Option<Instant>,
     /// What was made of it.
@@ -62,7 +64,15 @@ impl Hand {
     pub(super) fn take(&mut self, deliveries: Vec<Delivery>) {
         for Delivery { message, seq, delivery, position } in deliveries {
             let arrival = Arrival { message, seq, delivery };
-            let item = Item { arrival, position, attempts: 0, due: None, made: None, dead: None };
+            let item = Item {
+                arrival,
+                position,
+                attempts: 0,
+                error: String::new(),
+                due: None,
+                made: None,
+                dead: None,
+            };
             self.partitions.entry(position.partition).or_default().push(item);
         }
     }
@@ -80,6 +90,11 @@ impl Hand {
 
     pub(super) fn item(&mut self, (partition, place): Place) -> Option<&mut Item> {
         self.partitions.get_mut(&partition)?.get_mut(place)
+    }
+
+    /// One that was tried again in vain and holds its partition.
+    pub(super) fn holding(&self) -> Option<&Item> {
+        self.partitions.values().flatten().find(|item| item.made.is_none() && item.attempts > 1)
     }
 
     /// When the first of those that wait is to be tried again.
