@@ -137,20 +137,21 @@ impl Topology {
     }
 
     /// The consumer groups that listen to `topic` and acknowledge. One that promises exactly-once does not: what it has done
-    /// is in the broker, in the transaction of what it made.
+    /// is in the broker, in the transaction of what it made. Nor does one that remembers nothing.
     pub fn groups_of(&self, topic: &str) -> Vec<String> {
         self.consumers
             .iter()
-            .filter(|consumer| consumer.semantics != Semantics::ExactlyOnce)
+            .filter(|consumer| consumer.semantics.leaves_marks())
             .filter(|consumer| consumer.topics.iter().any(|listened| listened == topic))
             .map(|consumer| consumer.group.clone())
             .collect()
     }
 
-    /// The group of `topic` that forgets soonest which messages it has done.
+    /// The group of `topic` that forgets soonest which messages it has done, of those that promise to remember.
     pub(crate) fn forgets_first(&self, topic: &str) -> Option<&ConsumerView> {
         self.consumers
             .iter()
+            .filter(|consumer| !consumer.semantics.bypasses_store())
             .filter(|consumer| consumer.topics.iter().any(|listened| listened == topic))
             .min_by_key(|consumer| consumer.keep_ids)
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fail::fail_point;
 use message::MessageId;
 use store::{Arrival, Error, Inbox, InboxRules, Latency, Receipt};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::acknowledge::{Acknowledge, Ear, Received, Untold};
 use crate::breaker::Backoff;
@@ -205,6 +205,7 @@ impl Group {
                 debug!(message_id = %id, group, error, "not handled; it comes again")
             }
             Receipt::Busy => debug!(message_id = %id, group, "another worker has it; it comes again"),
+            Receipt::Lost { error } => error!(message_id = %id, group, why = error, "lost: it is tried once"),
         }
     }
 

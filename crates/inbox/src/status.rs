@@ -47,7 +47,7 @@ pub struct Status {
     pub parked: u64,
     /// Messages put aside for a person.
     pub dead: u64,
-    /// Messages that a group which handles them at most once did not get to.
+    /// Messages that were not done and that nobody keeps: of a group which handles them at most once, or tries them once.
     pub lost: u64,
 }
 
@@ -133,6 +133,7 @@ impl Board {
                 Receipt::Duplicate => &self.duplicates,
                 Receipt::Parked { .. } => &self.parked,
                 Receipt::Dead { .. } => &self.dead,
+                Receipt::Lost { .. } => &self.lost,
                 Receipt::Unavailable { .. } | Receipt::Busy => continue,
             };
             counter.fetch_add(1, Ordering::Relaxed);

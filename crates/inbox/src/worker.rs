@@ -153,7 +153,10 @@ impl Worker {
             self.board.paused(Need::Handler, error.clone());
             self.breaker.trip();
             warn!(group, error, "the handler is down; the consumer pauses and tries one message at a time");
-        } else if receipts.iter().any(|receipt| matches!(receipt, Receipt::Done | Receipt::Dead { .. })) {
+        } else if receipts
+            .iter()
+            .any(|receipt| matches!(receipt, Receipt::Done | Receipt::Dead { .. } | Receipt::Lost { .. }))
+        {
             // Duplicates and messages parked behind another never reached the handler: they prove nothing.
             if self.board.well(Need::Handler) {
                 info!(group, "the handler works again");

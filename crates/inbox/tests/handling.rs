@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use inbox::{CommandHandler, Condition, Handler, HttpHandler};
+use inbox::{CommandHandler, Condition, Group, Handler, HttpHandler};
 use message::Message;
 use store::{Inbox, InboxCounts, Page, Receipt};
 use tokio::net::TcpListener;
@@ -335,22 +335,25 @@ async fn a_drained_consumer_leaves_nothing_for_the_next_one() {
 }
 
 /// The payloads that came to a second consumer after the first died in the middle of its first message.
-async fn handled_after_a_crash(at_most_once: bool) -> Vec<String> {
+async fn handled_after_a_crash(promising: fn(&World, Handler) -> Group) -> Vec<String> {
     let world = World::with_partitions(1);
-    let group = |handler| {
-        let group = world.group(handler).lease(Duration::from_secs(1));
-        if at_most_once { group.at_most_once() } else { group }
-    };
+    let group = |handler| promising(&world, handler).lease(Duration::from_secs(1));
     let (begin, mut begun) = tokio::sync::mpsc::unbounded_channel();
-    let first = world.start(group(Handler::closure(move |message: Message| {
+    let process = tokio::runtime::Runtime::new().unwrap();
+    let first = group(Handler::closure(move |message: Message| {
         let begin = begin.clone();
         async move {
             begin.send(message.id).expect("the test waits");
             std::future::pending::<Result<(), String>>().await
         }
-    })));
+    }));
+    let first = {
+        let _inside = process.enter();
+        world.start(first)
+    };
     world.publish(&[Message::new(TOPIC, "first").key("k")]).await;
     begun.recv().await.expect("the handler begins");
+    process.shutdown_background();
     drop(first);
 
     let (note, mut seen) = tokio::sync::mpsc::unbounded_channel();
@@ -369,6 +372,71 @@ async fn handled_after_a_crash(at_most_once: bool) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_begun_at_most_once_is_not_begun_again_after_a_crash() {
-    assert_eq!(handled_after_a_crash(true).await, ["second"], "its broker had heard that it was taken");
-    assert_eq!(handled_after_a_crash(false).await, ["first", "second"], "others get it again");
+    let once = handled_after_a_crash(|world, handler| world.group(handler).at_most_once()).await;
+    assert_eq!(once, ["second"], "its broker had heard that it was taken");
+    let never_again =
+        handled_after_a_crash(|world, handler| world.fleeting_group(handler).at_most_once()).await;
+    assert_eq!(never_again, ["second"], "without a memory just the same");
+    assert_eq!(handled_after_a_crash(World::group).await, ["first", "second"], "others get it again");
+    let tried = handled_after_a_crash(World::fleeting_group).await;
+    assert_eq!(tried, ["first", "second"], "the broker hears of it when the handler has answered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_remembers_nothing_tries_once_and_goes_on() {
+    let world = World::with_partitions(1);
+    let endpoint = Endpoint::new(|_, request| match request.text().as_str() {
+        "never" => (StatusCode::BAD_REQUEST, "no".to_owned()),
+        "not now" => (StatusCode::INTERNAL_SERVER_ERROR, "sorry".to_owned()),
+        _ => ok(),
+    })
+    .await;
+    let message = |payload: &'static str| Message::new(TOPIC, payload).key("k");
+    for promising in
+        [World::fleeting_group, |world: &World, handler| world.fleeting_group(handler).at_most_once()]
+    {
+        let before = endpoint.requests().len();
+        let running = world.start(promising(&world, http(&endpoint)));
+        let again = message("fine");
+        world.publish(&[message("never"), message("not now"), again.clone(), again, message("last")]).await;
+        until(|| async { running.status().done + running.status().lost == 5 }).await;
+        let status = running.status();
+        assert_eq!((status.done, status.lost, status.parked, status.dead), (3, 2, 0, 0));
+        running.drain().await;
+        let mut seen: Vec<_> = endpoint.requests()[before..].iter().map(world::Request::text).collect();
+        seen.sort();
+        assert_eq!(
+            seen,
+            ["fine", "fine", "last", "never", "not now"],
+            "no second try, and what comes twice is done twice"
+        );
+    }
+    assert_eq!(world.counts().await, InboxCounts::default(), "the store has heard of none of it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_tried_once_waits_in_the_broker_while_its_handler_is_down() {
+    let world = World::with_partitions(1);
+    let down = Arc::new(AtomicBool::new(true));
+    let is_down = Arc::clone(&down);
+    let endpoint = Endpoint::new(move |_, _| match is_down.load(Ordering::SeqCst) {
+        true => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
+        false => ok(),
+    })
+    .await;
+    let running = world.start(world.fleeting_group(http(&endpoint)));
+    world.publish(&messages(4, 5)).await;
+    until(|| async { matches!(running.status().condition, Condition::Paused { .. }) }).await;
+    down.store(false, Ordering::SeqCst);
+    until(|| async { running.status().done == 20 }).await;
+    assert_eq!((running.status().lost, running.status().condition), (0, Condition::Running));
+    running.drain().await;
+}
+
+#[tokio::test]
+async fn work_in_the_store_is_refused_by_an_inbox_that_remembers_nothing() {
+    let world = World::new();
+    let group = world.fleeting_group(Handler::Sql("SELECT 1".to_owned()));
+    let error = group.process(vec![arrival(Message::new(TOPIC, "{}"))]).await.unwrap_err();
+    assert!(error.to_string().contains("no store in which sql could work"), "{error}");
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The six promises a route can make, from none to the strongest.
+/// The six promises a route or a group can make, from none to the strongest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Semantics {
@@ -43,6 +43,12 @@ impl Semantics {
     /// Whether a message may go to the broker without ever being in a store.
     pub fn bypasses_store(self) -> bool {
         self <= Self::BestEffort
+    }
+
+    /// Whether a group that promises this marks what it has done. Below, nothing is remembered; above, the broker's
+    /// transaction is all.
+    pub fn leaves_marks(self) -> bool {
+        (Self::AtMostOnce..=Self::EffectivelyOnce).contains(&self)
     }
 
     /// The word used in configuration, API and pages.

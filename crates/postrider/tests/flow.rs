@@ -121,6 +121,46 @@ fn of_a_route_past_the_store_it_is_known_how_many_of_how_many_were_lost() {
 }
 
 #[test]
+fn groups_that_promise_nothing_are_counted_and_nobody_waits_for_them() {
+    let folder = Folder::with(
+        "[consumers.kept]\ntopics = [\"order-events\"]\n\
+         [consumers.quick]\ntopics = [\"order-events\"]\nsemantics = \"none\"\n\
+         [consumers.tried]\ntopics = [\"order-events\"]\nsemantics = \"best-effort\"\n\
+         handler = { command = [\"sh\", \"-c\", \"exit 3\"] }\n\
+         [routes.default]\ntopics = [\"*\"]\n[routes.orders]\ntopics = [\"order-events\"]\nwatch = {}\n",
+    );
+    let server = folder.serve(&[]);
+    folder.run(&["contract"]).answered(&[
+        "a message that comes is tried once; nothing else.",
+        "the broker may forget it when its handler has answered.",
+    ]);
+    let body = r#"{ "topic": "order-events", "message": 1 }"#;
+    let (_, answer) = server.post(&format!("{}/api/messages/send", server.producer), body);
+    let id = answer["messageId"].as_str().expect("an id");
+    let view = server.until(&format!("{}/api/messages/status/{id}", server.producer), |view| {
+        view["status"] == "Acknowledged" || !view["acknowledgements"][0]["acknowledgedAt"].is_null()
+    });
+    assert_eq!(view["consumerGroups"], serde_json::json!(["kept"]), "{view}");
+    let is = |name: &str, count| scraped(&server.consumer, name) == Some(count);
+    let counted = || {
+        is("inbox_lost_total{group=\"tried\"}", 1.0)
+            && is("inbox_processed_total{group=\"quick\"}", 1.0)
+            && is("inbox_processed_total{group=\"kept\"}", 1.0)
+            && is("inbox_route_total{group=\"quick\",route=\"orders\"}", 1.0)
+    };
+    assert!(until(counted).is_ok(), "{}", server.said());
+    let processed = server.get(&format!("{}/api/consumer/processed/quick", server.consumer));
+    assert_eq!(processed.1["items"], serde_json::json!([]), "nothing is remembered");
+    let trial = r#"{ "topic": "order-events", "message": 2, "consumerGroup": "tried" }"#;
+    let (_, trial) = server.post(&format!("{}/api/consumer/test-process", server.consumer), trial);
+    assert_eq!(trial["result"], "failed", "{trial}");
+    assert!(
+        trial["detail"].as_str().is_some_and(|detail| detail.starts_with("Nobody keeps it: ")),
+        "{trial}"
+    );
+}
+
+#[test]
 fn what_cannot_be_watched_is_refused_with_what_can() {
     let check = |watch: &str| {
         let folder = Folder::with(&format!("[routes.default]\ntopics = [\"*\"]\nwatch = {watch}\n"));

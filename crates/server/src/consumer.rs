@@ -187,6 +187,7 @@ async fn test_process(State(app): App, request: Request) -> Result<Json<TestAnsw
         }
         Some(Receipt::Parked { error }) => ("failed", format!("It is kept for a later try: {error}")),
         Some(Receipt::Dead { error }) => ("dead", format!("It is kept for a person: {error}")),
+        Some(Receipt::Lost { error }) => ("failed", format!("Nobody keeps it: {error}")),
         Some(Receipt::Unavailable { error }) => ("unavailable", format!("Nothing was done: {error}")),
         Some(Receipt::Busy) => {
             ("unavailable", "Another worker is at this message; nothing was done.".to_owned())

@@ -135,7 +135,12 @@ pub(crate) fn inbox(
         }
     }
     let name = "inbox_lost_total";
-    head(&mut text, name, "counter", "Messages lost by groups that handle them at most once.");
+    head(
+        &mut text,
+        name,
+        "counter",
+        "Messages lost by groups that handle them at most once or remember nothing.",
+    );
     for (group, messages) in lost {
         line(&mut text, format_args!("{name}{{group=\"{group}\"}} {messages}"));
     }

@@ -8,6 +8,7 @@ mod audit;
 mod column;
 pub mod contract;
 mod error;
+mod forgetful;
 #[cfg(feature = "hybrid")]
 pub mod hybrid;
 #[cfg(feature = "link")]
@@ -28,4 +29,5 @@ mod tally;
 
 pub use contract::*;
 pub use error::Error;
+pub use forgetful::Forgetful;
 pub use sent::Sent;

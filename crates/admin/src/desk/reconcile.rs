@@ -69,8 +69,7 @@ impl Desk {
         }
         for (number, consumer) in self.topology.consumers.iter().enumerate() {
             let heard = request.topic.as_ref().is_none_or(|topic| consumer.topics.contains(topic));
-            // Work that is a transaction of the broker leaves no marks to compare.
-            if heard && consumer.semantics != Semantics::ExactlyOnce {
+            if heard && consumer.semantics.leaves_marks() {
                 view.groups.push(self.read_group(number, consumer, request, sides, now, &ledger).await?);
             }
         }

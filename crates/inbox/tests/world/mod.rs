@@ -15,7 +15,7 @@ use broker::{Outcome, Outgoing, Publisher};
 use inbox::{Consumer, Group, Handler, Running};
 use message::{Message, RetryPolicy};
 use store::sqlite::SqliteStore;
-use store::{Arrival, Inbox, InboxCounts, InboxRules};
+use store::{Arrival, Forgetful, Inbox, InboxCounts, InboxRules};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -48,6 +48,11 @@ impl World {
 
     pub(crate) fn group(&self, handler: Handler) -> Group {
         Group::new(GROUP, Arc::clone(&self.store) as Arc<dyn Inbox>, handler, rules())
+    }
+
+    /// A group that tries a message once and remembers nothing.
+    pub(crate) fn fleeting_group(&self, handler: Handler) -> Group {
+        Group::new(GROUP, Arc::new(Forgetful::default()), handler, rules())
     }
 
     pub(crate) fn start(&self, group: Group) -> Running {

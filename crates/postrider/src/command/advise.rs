@@ -310,6 +310,10 @@ impl Advice {
 /// What the groups of a route must be set to as well.
 fn of_groups(semantics: Semantics) -> Option<&'static str> {
     match semantics {
+        Semantics::None | Semantics::BestEffort => Some(
+            "A group that hears of it may say semantics = \"none\" or \"best-effort\" as well: then it remembers nothing, and \
+             what its handler fails with is lost.",
+        ),
         Semantics::AtMostOnce => Some(
             "Each group that hears of it must say semantics = \"at-most-once\" as well, and have no `acknowledge`: otherwise \
              its handler may run again after a crash.",

@@ -291,6 +291,9 @@ fn of_stored_route(name: &str, route: &Route, broker: Option<Guarantees>) -> Par
 
 fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guarantees>) -> Part {
     let mut part = Part { name: name.to_owned(), semantics: Some(group.semantics), ..Part::default() };
+    if group.semantics.bypasses_store() {
+        return of_fleeting_group(part, group, broker);
+    }
     if group.semantics == Semantics::AtMostOnce {
         part.promises.push("the work of a message is begun once at most.".to_owned());
         part.mechanisms.push("the broker may forget it before its work begins.".to_owned());
@@ -372,6 +375,29 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
         ("retry.max_attempts", group.retry.max_attempts.to_string()),
     ];
     part.settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    part
+}
+
+/// A group that remembers nothing.
+fn of_fleeting_group(mut part: Part, group: &Consumer, broker: Option<Guarantees>) -> Part {
+    if group.semantics == Semantics::None {
+        part.promises.push("a message that comes is tried once; nothing else.".to_owned());
+        part.mechanisms.push("the broker may forget it before its work begins.".to_owned());
+        part.loss.push("this process dies with it: nobody counts that.".to_owned());
+        part.loss.push("its handler fails, or is down: inbox_lost_total counts it.".to_owned());
+    } else {
+        part.promises.push(
+            "a message is tried, and given up if it fails; while the handler is down it waits.".to_owned(),
+        );
+        part.mechanisms.push("the broker may forget it when its handler has answered.".to_owned());
+        part.loss.push("its handler fails: inbox_lost_total counts it.".to_owned());
+        part.duplicates.push("this process dies between the work and the broker's word.".to_owned());
+        part.settings.insert("order".to_owned(), config::order(group.order).to_owned());
+    }
+    part.mechanisms.push("nothing is remembered, and nobody is told that it is done.".to_owned());
+    part.duplicates.push("it comes again, for whatever reason: nobody recognises it.".to_owned());
+    part.settings.insert("handler".to_owned(), group.handler.kind().to_owned());
+    part.needs = broker.map(|broker| needs(&broker)).unwrap_or_default();
     part
 }
 

@@ -1,9 +1,9 @@
-//! Where each group remembers what it has done: in the store, in Redis, or in both.
+//! Where each group remembers what it has done: in the store, in Redis, in both, or nowhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use store::{Inbox, Store};
+use store::{Forgetful, Inbox, Store};
 
 use super::failure::Failure;
 use crate::config::Config;
@@ -14,8 +14,19 @@ use crate::config::{Dedup, Place};
 pub(super) type Inboxes = BTreeMap<String, Arc<dyn Inbox>>;
 
 /// Opens what the groups of the configuration need beside the store.
-#[cfg(feature = "redis")]
 pub(super) async fn open(config: &Config, store: &Arc<dyn Store>) -> Result<Inboxes, Failure> {
+    let mut inboxes = beside(config, store).await?;
+    for (name, consumer) in &config.consumers {
+        if consumer.semantics.bypasses_store() {
+            inboxes.insert(name.clone(), Arc::new(Forgetful::default()));
+        }
+    }
+    Ok(inboxes)
+}
+
+/// Those in Redis.
+#[cfg(feature = "redis")]
+async fn beside(config: &Config, store: &Arc<dyn Store>) -> Result<Inboxes, Failure> {
     let mut inboxes = Inboxes::new();
     let Some(url) = config.consumer.redis.as_ref().filter(|_| config.store.place != Place::Redis) else {
         return Ok(inboxes);
@@ -57,8 +68,8 @@ async fn remembering(url: &str) -> Result<Arc<dyn Inbox>, Failure> {
     }
 }
 
-/// Without Redis in the build, every group remembers in the store.
+/// Without Redis in the build there are none.
 #[cfg(not(feature = "redis"))]
-pub(super) async fn open(_: &Config, _: &Arc<dyn Store>) -> Result<Inboxes, Failure> {
+async fn beside(_: &Config, _: &Arc<dyn Store>) -> Result<Inboxes, Failure> {
     Ok(Inboxes::new())
 }

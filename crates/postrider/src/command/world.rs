@@ -54,13 +54,14 @@ pub(super) fn topology(config: &Config) -> Topology {
         semantics: consumer.semantics,
         handler: consumer.handler.kind().to_owned(),
         dedup: match consumer.semantics {
+            Semantics::None | Semantics::BestEffort => "none".to_owned(),
             Semantics::ExactlyOnce => "offsets".to_owned(),
             _ => consumer.dedup.word().to_owned(),
         },
         // What is sent again, such a group takes for another message.
-        keep_ids: match consumer.semantics {
-            Semantics::ExactlyOnce => Duration::ZERO,
-            _ => consumer.keep_ids,
+        keep_ids: match consumer.semantics.leaves_marks() {
+            true => consumer.keep_ids,
+            false => Duration::ZERO,
         },
     });
     Topology { routes: routes.collect(), consumers: consumers.collect() }

@@ -4,6 +4,7 @@
 //! can keep is found by the person who writes it down and not by the one whose message is lost.
 
 mod exact;
+mod fleeting;
 
 use std::time::Duration;
 
@@ -16,15 +17,9 @@ use super::tree::Origin;
 use super::units::duration_text;
 use super::{Acknowledge, AcknowledgeTo, Complaint, Config, Consumer, Dedup, Handler, Place, Route};
 
-/// Why a group cannot keep a promise, and the nearest that it can; nothing where it can.
-fn unkept_by_group(semantics: Semantics) -> Option<(&'static str, Semantics)> {
-    match semantics {
-        Semantics::None | Semantics::BestEffort => {
-            Some(("a group that may lose a message still handles it once at most", Semantics::AtMostOnce))
-        }
-        _ => None,
-    }
-}
+/// What is built in: settings that nobody has written.
+const KEEP_IDS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const REPLAY: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 
 /// A relay must be able to publish, settle and renew well within its lease.
 const LEAST_LEASE: Duration = Duration::from_secs(1);
@@ -201,13 +196,6 @@ impl Checker<'_> {
         let section = format!("consumers.{name}");
         self.broker(&section, &consumer.broker);
         self.retry(&section, &consumer.retry);
-        if let Some((reason, instead)) = unkept_by_group(consumer.semantics) {
-            let semantics = consumer.semantics;
-            self.refuse(
-                &format!("{section}.semantics"),
-                format!("{semantics} cannot be had here: {reason}; the nearest that can is \"{instead}\""),
-            );
-        }
         for topic in &consumer.topics {
             let Some((route_name, route)) = self.config.route_of(topic) else {
                 let mut groups = self.config.consumers.values();
@@ -229,18 +217,34 @@ impl Checker<'_> {
                     route.broker, consumer.broker
                 ));
             }
-            if consumer.semantics != Semantics::ExactlyOnce {
+            if consumer.semantics.leaves_marks() {
                 self.keep_ids(&section, consumer, topic, route_name, route);
                 self.acknowledge(&section, consumer, route_name, route);
             }
         }
-        if consumer.semantics == Semantics::ExactlyOnce {
-            self.exact(&section, consumer);
-        } else {
-            self.dedup(&section, consumer);
-            self.outside(&section, consumer);
+        match consumer.semantics {
+            Semantics::None | Semantics::BestEffort => self.fleeting(&section, consumer),
+            Semantics::ExactlyOnce => self.exact(&section, consumer),
+            _ => {
+                self.dedup(&section, consumer);
+                self.outside(&section, consumer);
+            }
         }
         self.findings.dedup();
+    }
+
+    /// Refuses settings about ids that somebody has written for a group without any.
+    fn no_ids(&mut self, section: &str, consumer: &Consumer, why: &str) {
+        let on_redis = self.config.store.place == Place::Redis;
+        for (name, is_set) in [
+            ("dedup", consumer.dedup != Dedup::Sql && !on_redis),
+            ("keep_ids", consumer.keep_ids != KEEP_IDS),
+            ("replay", consumer.replay != REPLAY),
+        ] {
+            if is_set {
+                self.refuse(&format!("{section}.{name}"), why.to_owned());
+            }
+        }
     }
 
     /// An id that is forgotten while its message can still come again is a duplicate that nobody recognises.

@@ -103,6 +103,11 @@ pub enum Receipt {
     },
     /// Another worker is at it: the broker must deliver it again unless that one finishes.
     Busy,
+    /// It failed, and nobody keeps it: the broker may forget it. Only [`Forgetful`](crate::Forgetful) says so.
+    Lost {
+        /// Why.
+        error: String,
+    },
 }
 
 /// The right to work on a message outside the store's transaction, for a while.

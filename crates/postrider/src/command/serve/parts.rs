@@ -201,12 +201,20 @@ fn patience(config: &Config) -> Vec<relay::Patience> {
     patience.collect()
 }
 
-/// How long every group that hears of what `group` hears of remembers it.
+/// How long every group that hears of what `group` hears of remembers it, of those that promise to.
 fn remembered(config: &Config, group: &str) -> Duration {
     let topics = config.consumers.get(group).map(|consumer| &consumer.topics);
     let hears =
         |consumer: &&Consumer| topics.into_iter().flatten().any(|topic| consumer.topics.contains(topic));
-    config.consumers.values().filter(hears).map(|consumer| consumer.keep_ids).min().unwrap_or_default()
+    let promise = |consumer: &&Consumer| !consumer.semantics.bypasses_store();
+    config
+        .consumers
+        .values()
+        .filter(promise)
+        .filter(hears)
+        .map(|consumer| consumer.keep_ids)
+        .min()
+        .unwrap_or_default()
 }
 
 /// Locks and counters in Redis, if the relay shall have them.
@@ -276,10 +284,10 @@ pub(super) async fn consumers(
     for (name, consumer) in config.consumers.iter().filter(|(_, consumer)| !transforms(consumer)) {
         let inbox = inboxes.get(name).cloned().unwrap_or_else(|| store.clone());
         let acknowledge = match acknowledge_to(config, brokers)? {
-            Some(elsewhere) => elsewhere,
+            Some(elsewhere) if consumer.semantics.leaves_marks() => elsewhere,
             // With marks in Redis the acknowledgement cannot be in their transaction; the store is told afterwards.
             None if config.remembers_apart(consumer) => Acknowledge::Store(store.clone()),
-            None => Acknowledge::InStore,
+            _ => Acknowledge::InStore,
         };
         let group = Arc::new(group(acknowledge, name, consumer, inbox).await?);
         let subscriber = subscriber_of(brokers, &consumer.broker)?;
@@ -343,7 +351,11 @@ async fn group(
         acknowledge: matches!(acknowledge, Acknowledge::InStore),
     };
     let group = Group::new(name, inbox, handler, rules).acknowledge(acknowledge).keep_ids(consumer.keep_ids);
-    Ok(if consumer.semantics == Semantics::AtMostOnce { group.at_most_once() } else { group })
+    Ok(match consumer.semantics {
+        // Its inbox remembers nothing; the broker forgets before the work begins.
+        Semantics::None | Semantics::AtMostOnce => group.at_most_once(),
+        _ => group,
+    })
 }
 
 /// Asks the store whether it can do the work of a group.

@@ -1,15 +1,9 @@
 //! A group that promises exactly-once: its work is messages, and everything that belongs to another kind of work is refused.
 
-use std::time::Duration;
-
 use message::Semantics;
 
-use super::super::{Consumer, Dedup, Handler, Place};
+use super::super::{Consumer, Handler};
 use super::Checker;
-
-/// What is built in: settings that nobody has written.
-const KEEP_IDS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-const REPLAY: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 
 impl Checker<'_> {
     /// What such a group can do is decided by its handler here, and by its broker when that is opened.
@@ -31,18 +25,12 @@ impl Checker<'_> {
                     .to_owned(),
             );
         }
-        let no_ids = "a group that promises exactly-once keeps no ids, its offsets are all that it remembers: leave it \
-                      out, or promise effectively-once";
-        let on_redis = self.config.store.place == Place::Redis;
-        for (name, is_set) in [
-            ("dedup", consumer.dedup != Dedup::Sql && !on_redis),
-            ("keep_ids", consumer.keep_ids != KEEP_IDS),
-            ("replay", consumer.replay != REPLAY),
-        ] {
-            if is_set {
-                self.refuse(&format!("{section}.{name}"), no_ids.to_owned());
-            }
-        }
+        self.no_ids(
+            section,
+            consumer,
+            "a group that promises exactly-once keeps no ids, its offsets are all that it remembers: leave it out, or \
+             promise effectively-once",
+        );
         for topic in &consumer.topics {
             let Some((route_name, route)) = self.config.route_of(topic) else { continue };
             if route.semantics != Semantics::ExactlyOnce {

@@ -130,9 +130,11 @@ fn what_cannot_work_is_refused_with_what_can() {
             "there is no broker `mian`; did you mean `main`?",
         ),
         (
-            "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"best-effort\"",
+            "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"best-effort\"\nhandler = { sql = \"x\" }",
             "the nearest that can is \"at-most-once\"",
         ),
+        ("[consumers.g]\ntopics = [\"t\"]\nsemantics = \"none\"\nacknowledge = {}", "acknowledges to nobody"),
+        ("[consumers.g]\ntopics = [\"t\"]\nsemantics = \"none\"\nreplay = \"1d\"", "recognises no duplicate"),
         (
             "[consumers.g]\ntopics = [\"t\"]\nsemantics = \"exactly-once\"",
             "log makes none; the nearest that can is \"effectively-once\"",
