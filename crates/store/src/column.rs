@@ -105,9 +105,13 @@ pub(crate) fn crashes_relays(crashes: u32) -> String {
 
 /// What a message says, in few bytes: an id that returns with other content is no duplicate.
 pub(crate) fn digest(arrival: &Arrival) -> Vec<u8> {
+    digest_of(&arrival.message.topic, &arrival.message.payload)
+}
+
+pub(crate) fn digest_of(topic: &str, payload: &[u8]) -> Vec<u8> {
     let mut hash = Sha256::new();
-    hash.update(arrival.message.topic.as_bytes());
+    hash.update(topic.as_bytes());
     hash.update([0]);
-    hash.update(&arrival.message.payload);
+    hash.update(payload);
     hash.finalize()[..16].to_vec()
 }

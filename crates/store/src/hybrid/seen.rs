@@ -7,15 +7,16 @@
 //! messages do not wait for it one after another.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use message::MessageId;
 use redis::{Pipeline, Value};
 use tokio::task::JoinHandle;
 
 use super::Config;
-use crate::column::{digest, millis};
+use crate::column::{digest_of, millis};
 use crate::link::Link;
 use crate::{Arrival, Error};
 
@@ -113,22 +114,31 @@ impl Said {
 /// A message as Redis knows it.
 pub(super) struct Print {
     id: MessageId,
-    digest: Vec<u8>,
+    topic: String,
+    payload: Bytes,
+    /// Made when it is needed first: usually while the store is at the next batch.
+    digest: OnceLock<Vec<u8>>,
 }
 
 impl Print {
     pub(super) fn of(arrival: &Arrival) -> Self {
-        Self { id: arrival.message.id, digest: digest(arrival) }
+        let message = &arrival.message;
+        let (topic, payload) = (message.topic.clone(), message.payload.clone());
+        Self { id: message.id, topic, payload, digest: OnceLock::new() }
     }
 
-    /// What is kept of it.
-    fn value(&self, at: i64) -> Vec<u8> {
-        [&self.digest[..], at.to_string().as_bytes()].concat()
+    fn digest(&self) -> &[u8] {
+        self.digest.get_or_init(|| digest_of(&self.topic, &self.payload))
+    }
+
+    /// What is kept of it, at a time in digits.
+    fn value(&self, at: &str) -> Vec<u8> {
+        [self.digest(), at.as_bytes()].concat()
     }
 
     /// Whether `known` was kept of the same content, no longer ago than ids are kept.
     fn is_in(&self, known: &[u8], said: Said) -> bool {
-        let at = known.strip_prefix(&self.digest[..]).and_then(|at| str::from_utf8(at).ok()?.parse().ok());
+        let at = known.strip_prefix(self.digest()).and_then(|at| str::from_utf8(at).ok()?.parse().ok());
         at.is_some_and(|at: i64| said.now - at < said.keep)
     }
 }
@@ -228,10 +238,10 @@ impl Seen {
         if let Some(said) = said.filter(|said| said.keep > 0 && !done.is_empty()) {
             let now = said.at(Instant::now());
             let slice = said.slice(now);
-            let key = self.slice_key(group, said, slice);
+            let (key, at) = (self.slice_key(group, said, slice), now.to_string());
             call.cmd("HSET").arg(&key);
             for print in done {
-                call.arg(print.id.0.as_bytes()).arg(print.value(now));
+                call.arg(print.id.0.as_bytes()).arg(print.value(&at));
             }
             call.ignore();
             call.cmd("PEXPIREAT").arg(key).arg(said.end(slice)).ignore();
