@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use message::{Message, MessageId};
 use store::postgres::{Config, MIGRATIONS, PostgresStore};
-use store::{Arrival, Handled, Inbox, InboxRules, Receipt, Reservation, Work};
+use store::{Arrival, Handled, Inbox, InboxRules, Page, Processed, Receipt, Reservation, Work};
 use tokio::task::JoinSet;
+use tokio_postgres::Client;
 
 use postgres_server::{Database, number};
 
@@ -25,30 +26,53 @@ async fn a_handlers_sql_gets_the_types_it_needs() {
     let application = database.application().await;
     application
         .batch_execute(
-            "CREATE TABLE done (id uuid, topic text, kind text, key text, body jsonb, raw bytea, headers jsonb,
-                                at timestamptz, millis bigint, seq bigint, grp text)",
+            "CREATE TYPE colour AS ENUM ('red');
+             CREATE TABLE done (id uuid, topic text, kind text, key text, body jsonb, raw bytea, headers jsonb,
+                                at timestamptz, millis bigint, seq bigint, grp text, ref uuid, colour colour)",
         )
         .await
         .unwrap();
     let work = Work::Sql(
         "INSERT INTO done VALUES (:id, :topic, :type, :key, :payload, :payload, :headers, :occurred_at, :occurred_at,
-                                  :seq, :group)"
+                                  :seq, :group, :key, :type)"
             .to_owned(),
     );
     store.check(&work).await.unwrap();
-    let message = Message::new("orders", r#"{"path": "C:\\dir"}"#).key("k").kind("Placed").header("a", "b");
-    let arrival = Arrival { message: message.clone(), seq: Some(7), delivery: 0 };
-    let rules = InboxRules::default();
-    assert_eq!(store.process("billing", vec![arrival], &work, &rules).await.unwrap(), [Receipt::Done]);
-    let row = application
-        .query_one("SELECT id::text, body->>'path', raw, millis, grp, key, kind FROM done", &[])
-        .await
-        .unwrap();
-    assert_eq!(row.get::<_, String>(0), message.id.to_string());
-    assert_eq!(row.get::<_, String>(1), r"C:\dir");
-    assert_eq!(row.get::<_, Vec<u8>>(2), message.payload.to_vec());
-    assert_eq!(row.get::<_, i64>(3), message.occurred_at.timestamp_millis());
-    assert_eq!(row.get::<_, String>(4), "billing");
+    let reference = MessageId::new();
+    let message = || {
+        let message = Message::new("orders", r#"{"path": "C:\\dir"}"#).kind("red").header("a", "b");
+        Arrival { message: message.key(reference.to_string()), seq: Some(7), delivery: 0 }
+    };
+    let bare = || Arrival { message: Message::new("orders", "{}"), seq: None, delivery: 0 };
+    // Alone, and in company.
+    let calls = [vec![message()], vec![bare()], vec![message(), bare(), message()]];
+    let mut written = 0;
+    for call in calls {
+        let receipts = store.process("billing", call.clone(), &work, &InboxRules::default()).await.unwrap();
+        assert_eq!(receipts, vec![Receipt::Done; call.len()]);
+        for Arrival { message, seq, .. } in &call {
+            let row = application
+                .query_one(
+                    "SELECT body->>'path', raw, millis, grp, key, kind, seq, ref::text, colour::text, topic,
+                            headers->>'a', floor(extract(epoch FROM at))::bigint
+                     FROM done WHERE id::text = $1",
+                    &[&message.id.to_string()],
+                )
+                .await
+                .unwrap();
+            let text = |column: usize| row.get::<_, Option<String>>(column);
+            assert_eq!(text(0).as_deref(), message.key.as_ref().map(|_| r"C:\dir"));
+            assert_eq!(row.get::<_, Vec<u8>>(1), message.payload.to_vec());
+            assert_eq!(row.get::<_, i64>(2), message.occurred_at.timestamp_millis());
+            assert_eq!(row.get::<_, i64>(11), message.occurred_at.timestamp());
+            assert_eq!((text(3).as_deref(), text(9).as_deref()), (Some("billing"), Some("orders")));
+            assert_eq!((text(4), text(7)), (message.key.clone(), message.key.clone()));
+            assert_eq!((text(5), text(8)), (message.kind.clone(), message.kind.clone()));
+            assert_eq!((row.get::<_, Option<i64>>(6), text(10)), (*seq, message.headers.get("a").cloned()));
+            written += 1;
+        }
+    }
+    assert_eq!(number(&application, "SELECT count(*) FROM done").await, written);
 
     for (sql, expected) in [
         ("INSERT INTO done (id) VALUES (:colour)", ":colour"),
@@ -61,6 +85,97 @@ async fn a_handlers_sql_gets_the_types_it_needs() {
     }
     let missing = store.check(&Work::Sql("INSERT INTO not_yet VALUES (:id)".to_owned())).await.unwrap_err();
     assert!(missing.is_transient(), "a table may come later: {missing}");
+}
+
+/// How many messages have which effects, when `sql` is their work, one by one or together.
+async fn effects_of(database: &Database, sql: &str, together: bool) -> Vec<String> {
+    let (store, application) = (database.open().await, database.application().await);
+    application.batch_execute("TRUNCATE notes; UPDATE sums SET found = 0").await.unwrap();
+    let group = MessageId::new().to_string();
+    let arrivals: Vec<Arrival> = ["a", "b'", "c\\", "d", "e"].map(unkeyed).to_vec();
+    let calls = if together { vec![arrivals] } else { arrivals.chunks(1).map(<[_]>::to_vec).collect() };
+    for call in calls {
+        let expected = vec![Receipt::Done; call.len()];
+        let work = Work::Sql(sql.to_owned());
+        assert_eq!(
+            store.process(&group, call, &work, &InboxRules::default()).await.unwrap(),
+            expected,
+            "{sql}"
+        );
+    }
+    let rows = application
+        .query("SELECT coalesce(note, '') FROM notes UNION ALL SELECT found::text FROM sums ORDER BY 1", &[])
+        .await
+        .unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn a_statement_does_for_many_at_once_what_it_does_for_each() {
+    let database = Database::fresh().await;
+    let application = database.application().await;
+    application
+        .batch_execute(
+            "CREATE TABLE notes (note text); CREATE TABLE sums (found int); INSERT INTO sums VALUES (0);
+             CREATE FUNCTION note_down(note text) RETURNS SETOF int LANGUAGE sql
+             AS 'INSERT INTO notes VALUES ($1); SELECT generate_series(1, 100)';
+             CREATE PROCEDURE put_down(note text) LANGUAGE sql AS 'INSERT INTO notes VALUES ($1)'",
+        )
+        .await
+        .unwrap();
+    for sql in [
+        "INSERT INTO notes VALUES (:payload) RETURNING note",
+        "INSERT INTO notes VALUES (:payload); -- and no more; not :this",
+        "SELECT note_down(:payload)",
+        "CALL put_down(:payload)",
+        "WITH a AS (SELECT :payload::text AS b) INSERT INTO notes SELECT b FROM a",
+        "WITH a AS (INSERT INTO notes VALUES (:payload) RETURNING note) SELECT * FROM a",
+        "UPDATE sums SET found = found + 1 WHERE found >= 0 AND :payload <> $a$x$a$",
+        "INSERT INTO notes VALUES ('$postrider0$' || $$ :id $$ || :payload)",
+        "INSERT INTO notes VALUES (:payload || (SELECT count(*) FROM notes))",
+        "MERGE INTO sums USING (VALUES (:payload)) AS new (note) ON true WHEN MATCHED THEN UPDATE SET found = found + 2",
+        "VALUES (:payload)",
+        "INSERT INTO notes DEFAULT VALUES",
+    ] {
+        let each = effects_of(&database, sql, false).await;
+        assert_eq!(effects_of(&database, sql, true).await, each, "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn postgres_goes_from_message_to_message_by_itself() {
+    let database = Database::fresh().await;
+    let (store, application) = (database.open().await, database.application().await);
+    application.batch_execute("CREATE TABLE done (id uuid, at timestamptz)").await.unwrap();
+    let work = Work::Sql("INSERT INTO done VALUES (:id, statement_timestamp())".to_owned());
+    let statements = "SELECT count(DISTINCT at) FROM done";
+    let process = |arrivals: Vec<Arrival>| async {
+        let (count, rules) = (arrivals.len(), InboxRules::default());
+        let receipts = store.process("billing", arrivals, &work, &rules).await.unwrap();
+        assert_eq!(receipts, vec![Receipt::Done; count]);
+    };
+    process((0..2_500).map(|n| unkeyed(&n.to_string())).collect()).await;
+    assert_eq!(number(&application, statements).await, 3, "a thousand at a time");
+    application.batch_execute("TRUNCATE done").await.unwrap();
+    process((0..10).map(|_| unkeyed(&"x".repeat(400_000))).collect()).await;
+    assert_eq!(number(&application, statements).await, 4, "a mebibyte at a time, about");
+}
+
+#[tokio::test]
+async fn many_that_take_too_long_for_one_statement_are_done_one_by_one() {
+    let database = Database::fresh().await;
+    let (store, application) = (database.open().await, database.application().await);
+    let name: String = application.query_one("SELECT current_database()", &[]).await.unwrap().get(0);
+    let limit =
+        format!("CREATE TABLE done (id uuid); ALTER DATABASE \"{name}\" SET statement_timeout = '500ms'");
+    application.batch_execute(&limit).await.unwrap();
+    drop(store);
+    let store = database.open().await;
+    let work = Work::Sql("INSERT INTO done SELECT :id FROM pg_sleep(0.02)".to_owned());
+    let arrivals: Vec<Arrival> = (0..50).map(|n| unkeyed(&n.to_string())).collect();
+    let receipts = store.process("billing", arrivals, &work, &InboxRules::default()).await.unwrap();
+    assert_eq!(receipts, vec![Receipt::Done; 50]);
+    assert_eq!(number(&application, "SELECT count(*) FROM done").await, 50);
 }
 
 #[tokio::test]
@@ -212,23 +327,34 @@ async fn of_64_parallel_deliveries_of_each_id_one_reaches_a_handler_outside() {
     );
 }
 
-#[tokio::test]
-async fn what_was_reserved_before_a_migration_is_concluded_after_it() {
+/// A database as it was after so many migrations.
+async fn migrated(steps: usize) -> (Database, Client) {
     let database = Database::fresh().await;
     let application = database.application().await;
-    for step in &MIGRATIONS[..4] {
+    for step in &MIGRATIONS[..steps] {
         application.batch_execute(step.sql).await.unwrap();
     }
-    let one = Arrival { message: Message::new("orders", "1"), seq: None, delivery: 0 };
-    let (id, token) = (one.message.id.0, uuid::Uuid::new_v4());
     application
         .batch_execute(&format!(
             "CREATE TABLE postrider_migrations (version integer PRIMARY KEY, name text NOT NULL,
                                                 applied_at timestamptz NOT NULL DEFAULT clock_timestamp());
-             INSERT INTO postrider_migrations (version, name) SELECT v, 'x' FROM generate_series(1, 4) AS v;
-             INSERT INTO inbox_groups (name) VALUES ('billing');
-             INSERT INTO inbox_reserved (grp, id, token, until)
-             SELECT grp, '{id}', '{token}', clock_timestamp() + interval '1 hour' FROM inbox_groups"
+             INSERT INTO postrider_migrations (version, name) SELECT v, 'x' FROM generate_series(1, {steps}) AS v;
+             INSERT INTO inbox_groups (name) VALUES ('billing'), ('audit')"
+        ))
+        .await
+        .unwrap();
+    (database, application)
+}
+
+#[tokio::test]
+async fn what_was_reserved_before_a_migration_is_concluded_after_it() {
+    let (database, application) = migrated(4).await;
+    let one = unkeyed("1");
+    let (id, token) = (one.message.id.0, uuid::Uuid::new_v4());
+    application
+        .batch_execute(&format!(
+            "INSERT INTO inbox_reserved (grp, id, token, until)
+             SELECT grp, '{id}', '{token}', clock_timestamp() + interval '1 hour' FROM inbox_groups WHERE name = 'billing'"
         ))
         .await
         .unwrap();
@@ -238,4 +364,77 @@ async fn what_was_reserved_before_a_migration_is_concluded_after_it() {
     let concluded = store.conclude("billing", vec![(one, token, Handled::Done)], &rules).await.unwrap();
     assert_eq!(concluded, [Receipt::Done]);
     assert_eq!(number(&application, "SELECT count(*) FROM inbox_reserved").await, 0, "nothing is left of it");
+}
+
+/// All that `billing` has done, by pages, the oldest first or the newest.
+async fn listed(store: &PostgresStore, limit: usize, newest_first: bool) -> Vec<Processed> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.processed("billing", Page { after, limit, newest_first }).await.unwrap();
+        assert!(page.items.len() <= limit);
+        all.extend(page.items);
+        after = page.next;
+        if after.is_none() {
+            return all;
+        }
+    }
+}
+
+#[tokio::test]
+async fn marks_of_before_a_migration_are_listed_recognised_and_forgotten_after_it() {
+    let (database, application) = migrated(5).await;
+    // Of both groups, mixed; the first 1,200 of each are old.
+    application
+        .batch_execute(
+            "INSERT INTO inbox_ids (grp, id, topic, seq, processed_at)
+             SELECT g.grp, md5(g.grp || '.' || n)::uuid, 'orders', n,
+                    clock_timestamp() - CASE WHEN n <= 1200 THEN interval '8 days' ELSE interval '1 day' END
+             FROM generate_series(1, 2500) AS n, inbox_groups g ORDER BY n, g.grp;
+             INSERT INTO inbox_counters (grp, processed) SELECT grp, 2500 FROM inbox_groups",
+        )
+        .await
+        .unwrap();
+    let store = database.open().await;
+    let seqs = |all: Vec<Processed>| all.iter().map(|done| done.seq.unwrap()).collect::<Vec<_>>();
+    assert_eq!(seqs(listed(&store, 999, false).await), (1..=2500).collect::<Vec<_>>());
+    assert_eq!(seqs(listed(&store, 999, true).await), (1..=2500).rev().collect::<Vec<_>>());
+
+    let last = listed(&store, 1, true).await[0].clone();
+    let message = Message { id: last.id, ..Message::new("orders", "whatever it said") };
+    let again = Arrival { message, seq: None, delivery: 0 };
+    let receipts = store.process("billing", vec![again], &Work::Mark, &InboxRules::default()).await.unwrap();
+    assert_eq!(receipts, [Receipt::Duplicate]);
+
+    // A thousand share the time of the youngest of them, so 200 stay a while longer.
+    let week = Duration::from_secs(7 * 24 * 60 * 60);
+    assert_eq!(store.forget_ids("billing", week).await.unwrap(), 1000);
+    assert_eq!(store.forget_ids("billing", week).await.unwrap(), 0);
+    assert_eq!(seqs(listed(&store, 999, false).await), (1001..=2500).collect::<Vec<_>>());
+    assert_eq!(store.remembered("billing").await.unwrap().ids, 1500);
+    assert_eq!(store.remembered("audit").await.unwrap().ids, 2500, "it has not said how long it keeps them");
+    assert_eq!(number(&application, "SELECT count(*) FROM inbox_ids").await, 4000);
+}
+
+#[tokio::test]
+async fn pages_go_through_calls_of_any_size_in_the_order_of_the_work() {
+    let database = Database::fresh().await;
+    let store = database.open().await;
+    let mut done = Vec::new();
+    // The last but one is more than a row of what was done has room for.
+    for size in [1, 40, 1, 700, 8_200, 3] {
+        let arrivals: Vec<Arrival> = (0..size).map(|n| unkeyed(&n.to_string())).collect();
+        // Not in the order of their ids, in which they are marked.
+        let arrivals: Vec<Arrival> = arrivals.into_iter().rev().collect();
+        done.extend(arrivals.iter().map(|arrival| arrival.message.id));
+        store.process("billing", arrivals, &Work::Mark, &InboxRules::default()).await.unwrap();
+    }
+    let ids = |all: &[Processed]| all.iter().map(|done| done.id).collect::<Vec<_>>();
+    for limit in [7, 1_000, 100_000] {
+        let oldest_first = listed(&store, limit, false).await;
+        assert!(oldest_first.is_sorted_by(|one, next| one.position < next.position));
+        assert_eq!(ids(&oldest_first), done, "pages of {limit}");
+        let mut newest_first = listed(&store, limit, true).await;
+        newest_first.reverse();
+        assert_eq!(ids(&newest_first), done, "pages of {limit}, the newest first");
+    }
 }

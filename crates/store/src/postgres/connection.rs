@@ -7,10 +7,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, QueueMode, RecyclingMethod, Runtime};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Connection, Row, Socket, Statement};
+use tokio_postgres::{Client, Connection, Row, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::config::{self, Config};
@@ -73,6 +73,8 @@ impl Connections {
             let manager = Manager::from_config(config.clone(), tls.clone(), recycling);
             Pool::builder(manager)
                 .max_size(size)
+                // The one that was used last knows the tables, and the places in them where it wrote.
+                .queue_mode(QueueMode::Lifo)
                 .wait_timeout(Some(WAIT))
                 .runtime(Runtime::Tokio1)
                 .build()
@@ -151,23 +153,10 @@ impl Transaction {
         Ok(self.client().batch_execute(sql).await?)
     }
 
-    /// A statement that is run often. It must be dropped before the transaction ends.
-    pub(super) async fn prepare(&self, sql: &str, types: &[Type]) -> Result<Statement, Trouble> {
-        Ok(self.client().prepare_typed(sql, types).await?)
-    }
-
-    pub(super) async fn run(
-        &self,
-        statement: &Statement,
-        values: &[&(dyn ToSql + Sync)],
-    ) -> Result<(), Trouble> {
-        self.client().query(statement, values).await?;
-        Ok(())
-    }
-
-    /// The types that PostgreSQL infers for a statement's parameters.
-    pub(super) async fn parameter_types(&self, sql: &str) -> Result<Vec<Type>, Trouble> {
-        Ok(self.client().prepare(sql).await?.params().to_vec())
+    /// The types that PostgreSQL infers for a statement's parameters, and whether it answers with rows.
+    pub(super) async fn shape(&self, sql: &str) -> Result<(Vec<Type>, bool), Trouble> {
+        let statement = self.client().prepare(sql).await?;
+        Ok((statement.params().to_vec(), !statement.columns().is_empty()))
     }
 
     /// Commits what went well and undoes what did not.

@@ -1,13 +1,17 @@
 //! The inbox: the work of each message and its mark, in one transaction.
 //!
 //! Of two transactions with the same id one waits for the other at the unique index of marks, so every call begins by
-//! marking all its messages in one statement and takes back, at its end, the marks of those that were not done. Where one has a
-//! mark already that statement fails; the call begins anew, and this time looks which have none. With
-//! `ordered`, messages of one key are kept apart by an advisory lock of the transaction, and whoever reserves has such
+//! marking all its messages in the order of their ids and takes back, at its end, the marks of those that were not done. Where one
+//! has a mark already that fails; the call begins anew, and this time looks which have none. What was done is one row more, which
+//! lists it in its order.
+//!
+//! With `ordered`, messages of one key are kept apart by an advisory lock of the transaction, and whoever reserves has such
 //! locks for its ids; nothing else serialises the workers of a group.
 
 mod desk;
+mod each;
 mod forget;
+mod number;
 mod parked;
 mod reserved;
 mod work;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use futures::future::join_all;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
@@ -41,10 +42,17 @@ pub(super) enum Purpose {
     Conclude,
 }
 
-/// What a transaction adds to the group's counters.
+/// Marks in one statement. While the server writes those, the next are made ready.
+const PART: usize = 2_000;
+
+/// Ids in a row of what was done. A message's position is the number of that row, and in its last 13 bits the place within.
+const IN_ROW: usize = 1 << 13;
+
+/// What a transaction adds to what the group has done, and to its counters.
 #[derive(Default)]
 pub(super) struct Changes {
-    processed: i64,
+    /// In their order.
+    processed: Vec<Uuid>,
     duplicates: i64,
     pub(super) parked: i64,
     pub(super) dead: i64,
@@ -140,6 +148,10 @@ impl<'a> Desk<'a> {
             held.write(self.tx, self.group).await?;
         }
         Acknowledger { tx: self.tx, sent: self.store.sent }.acknowledge(&self.acknowledged).await?;
+        for ids in self.counts.processed.chunks(IN_ROW) {
+            let row = "INSERT INTO inbox_done (grp, ids) VALUES ($1, $2)";
+            self.tx.execute(row, &[(&self.group, Type::INT8), (&ids, Type::UUID_ARRAY)]).await?;
+        }
         count(self.tx, self.group, &self.counts).await
     }
 
@@ -162,7 +174,7 @@ impl<'a> Desk<'a> {
         Ok(receipts)
     }
 
-    /// Does the work of all that are new. `false` when some of it failed: then none of it was done.
+    /// Does the work of all that are new. `false` when some of it failed, or one alone is new: then none of it was done.
     async fn all_at_once(&self, arrivals: &[Arrival], job: &Job) -> Result<bool, Trouble> {
         let mut seen = HashSet::new();
         let new: Vec<&Arrival> = arrivals
@@ -170,20 +182,20 @@ impl<'a> Desk<'a> {
             .filter(|arrival| seen.insert(arrival.message.id.0))
             .filter(|arrival| matches!(self.marks.get(&arrival.message.id.0), Some(Mark::Open(_))))
             .collect();
-        match job {
+        let statement = match job {
             Job::Nothing => return Ok(true),
-            _ if new.is_empty() => return Ok(true),
-            Job::Statement(_) => {}
+            Job::Statement(_) if new.is_empty() => return Ok(true),
+            Job::Statement(Ok(statement)) if new.len() > 1 => statement,
+            Job::Statement(_) => return Ok(false),
+        };
+        let (begun, done) = tokio::join!(biased;
+            self.tx.batch("SAVEPOINT work"), statement.run_each(self.tx, self.name, &new));
+        begun?;
+        let done = done?;
+        if !done {
+            self.tx.batch("ROLLBACK TO work").await?;
         }
-        self.tx.batch("SAVEPOINT work").await?;
-        match job.run_all(self.tx, self.name, &new).await {
-            Ok(()) => Ok(true),
-            Err(Fault::Store(trouble)) => Err(trouble),
-            Err(_) => {
-                self.tx.batch("ROLLBACK TO work").await?;
-                Ok(false)
-            }
-        }
+        Ok(done)
     }
 
     async fn process_one(&mut self, arrival: &Arrival, job: &Job) -> Result<Receipt, Trouble> {
@@ -194,8 +206,10 @@ impl<'a> Desk<'a> {
         if self.reservations && !self.reserved(vec![arrival.message.id.0]).await?.is_empty() {
             return Ok(Receipt::Busy);
         }
-        self.tx.batch("SAVEPOINT work").await?;
-        let handled = match job.run_all(self.tx, self.name, &[arrival]).await {
+        let (begun, done) = tokio::join!(biased;
+            self.tx.batch("SAVEPOINT work"), job.run(self.tx, self.name, arrival));
+        begun?;
+        let handled = match done {
             Ok(()) => Handled::Done,
             Err(Fault::Message(error)) => Handled::Retry { error, after: None },
             Err(Fault::Unusable(error)) => Handled::Unavailable { error },
@@ -223,13 +237,14 @@ impl<'a> Desk<'a> {
 
     /// Its work is done: the mark stays.
     pub(super) async fn done(&mut self, arrival: &Arrival) -> Result<Receipt, Trouble> {
-        self.counts.processed += 1;
         let id = arrival.message.id.0;
-        let content = match self.marks.remove(&id) {
-            Some(Mark::Open(content)) => content,
-            _ => digest(arrival),
+        self.counts.processed.push(id);
+        let mark = self.marks.entry(id).or_insert(Mark::Taken);
+        let content = match std::mem::replace(mark, Mark::Taken) {
+            Mark::Open(content) => content,
+            Mark::Done(_) | Mark::Taken => digest(arrival),
         };
-        self.marks.insert(id, Mark::Done(Some(content)));
+        *mark = Mark::Done(Some(content));
         self.finished(arrival).await
     }
 
@@ -298,48 +313,57 @@ async fn mark(
     marking: &Marking<'_>,
     arrivals: &[&Arrival],
 ) -> Result<HashMap<Uuid, Mark>, Trouble> {
-    if arrivals.is_empty() {
-        return Ok(HashMap::new());
-    }
     // In the order of ids: two calls with the same ones must not wait for each other.
-    let mut new = arrivals.to_vec();
-    new.sort_by_key(|arrival| arrival.message.id);
-    new.dedup_by_key(|arrival| arrival.message.id);
-    let group = marking.group.number;
-    let ids: Vec<Uuid> = new.iter().map(|arrival| arrival.message.id.0).collect();
-    let digests: Vec<Vec<u8>> = new.iter().map(|arrival| digest(arrival)).collect();
-    let topics: Vec<&str> = new.iter().map(|arrival| arrival.message.topic.as_str()).collect();
-    let keys: Vec<Option<&str>> = new.iter().map(|arrival| arrival.message.key.as_deref()).collect();
-    let seqs: Vec<Option<i64>> = new.iter().map(|arrival| arrival.seq).collect();
+    let mut wanted = arrivals.to_vec();
+    wanted.sort_by_key(|arrival| arrival.message.id);
+    wanted.dedup_by_key(|arrival| arrival.message.id);
+    let mut marks = HashMap::with_capacity(wanted.len());
+    for marked in join_all(wanted.chunks(PART).map(|part| mark_part(tx, marking, part))).await {
+        marks.extend(marked?);
+    }
+    let ids = wanted.iter().map(|arrival| arrival.message.id.0);
+    let old: Vec<Uuid> = ids.filter(|id| !marks.contains_key(id)).collect();
+    marks.extend(done(tx, marking.group.number, &old).await?);
+    if marks.len() < wanted.len() {
+        // Forgotten between the two statements: whoever comes next finds it so.
+        let (reason, retry_after) = ("marks are being forgotten".to_owned(), Duration::ZERO);
+        return Err(Error::Unavailable { reason, retry_after }.into());
+    }
+    if marking.looks() && !wanted.is_empty() {
+        marking.group.has_looked(!old.is_empty());
+    }
+    Ok(marks)
+}
+
+/// Marks these, and answers with those that had no mark.
+async fn mark_part(
+    tx: &Transaction,
+    marking: &Marking<'_>,
+    arrivals: &[&Arrival],
+) -> Result<Vec<(Uuid, Mark)>, Trouble> {
+    let ids: Vec<Uuid> = arrivals.iter().map(|arrival| arrival.message.id.0).collect();
+    let digests: Vec<Vec<u8>> = arrivals.iter().map(|arrival| digest(arrival)).collect();
+    let topics: Vec<&str> = arrivals.iter().map(|arrival| arrival.message.topic.as_str()).collect();
+    let keys: Vec<Option<&str>> = arrivals.iter().map(|arrival| arrival.message.key.as_deref()).collect();
+    let seqs: Vec<Option<i64>> = arrivals.iter().map(|arrival| arrival.seq).collect();
     let parameters: [(&(dyn ToSql + Sync), Type); 6] = [
-        (&group, Type::INT8),
+        (&marking.group.number, Type::INT8),
         (&ids, Type::UUID_ARRAY),
         (&digests, Type::BYTEA_ARRAY),
         (&topics, Type::TEXT_ARRAY),
         (&keys, Type::TEXT_ARRAY),
         (&seqs, Type::INT8_ARRAY),
     ];
-    let is_old: HashSet<Uuid> = if marking.looks() {
+    let new: Option<HashSet<Uuid>> = if marking.looks() {
         let rows = tx.query(include_str!("mark.sql"), &parameters).await?;
-        let new: HashSet<Uuid> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
-        ids.iter().copied().filter(|id| !new.contains(id)).collect()
+        Some(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
     } else {
         mark_all(tx, marking, &parameters).await?;
-        HashSet::new()
+        None
     };
-    let old: Vec<Uuid> = is_old.iter().copied().collect();
-    let fresh = ids.iter().copied().zip(digests).filter(|(id, _)| !is_old.contains(id));
-    let mut marks: HashMap<Uuid, Mark> = fresh.map(|(id, content)| (id, Mark::Open(content))).collect();
-    marks.extend(done(tx, group, &old).await?);
-    if marks.len() < ids.len() {
-        // Forgotten between the two statements: whoever comes next finds it so.
-        let (reason, retry_after) = ("marks are being forgotten".to_owned(), Duration::ZERO);
-        return Err(Error::Unavailable { reason, retry_after }.into());
-    }
-    if marking.looks() {
-        marking.group.has_looked(!old.is_empty());
-    }
-    Ok(marks)
+    let is_new = |id: &Uuid| new.as_ref().is_none_or(|new| new.contains(id));
+    let marked = ids.into_iter().zip(digests).filter(|(id, _)| is_new(id));
+    Ok(marked.map(|(id, content)| (id, Mark::Open(content))).collect())
 }
 
 /// Marks what is taken for new.
@@ -359,14 +383,15 @@ async fn mark_all(
 
 async fn count(tx: &Transaction, group: i64, changes: &Changes) -> Result<(), Trouble> {
     let Changes { processed, duplicates, parked, dead } = changes;
-    if [processed, duplicates, parked, dead] == [&0; 4] {
+    let processed = i64::try_from(processed.len()).unwrap_or(i64::MAX);
+    if [processed, *duplicates, *parked, *dead] == [0; 4] {
         return Ok(());
     }
     tx.execute(
         "INSERT INTO inbox_counters (grp, processed, duplicates, parked, dead) VALUES ($1, $2, $3, $4, $5)",
         &[
             (&group, Type::INT8),
-            (processed, Type::INT8),
+            (&processed, Type::INT8),
             (duplicates, Type::INT8),
             (parked, Type::INT8),
             (dead, Type::INT8),

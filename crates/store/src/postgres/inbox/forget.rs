@@ -9,7 +9,7 @@ use super::super::connection::Transaction;
 use super::super::error::Trouble;
 use crate::column::millis;
 
-/// Rows that are removed in one transaction.
+/// Rows that are removed in one transaction, and what the last call that is forgotten has beyond that.
 const FORGET: i64 = 1_000;
 
 /// How often the rows of counters are added up: after so many that this process wrote.
@@ -46,9 +46,8 @@ pub(super) async fn ids(tx: &Transaction, group: &str, keep: Duration) -> Result
     let mut left = FORGET;
     for row in groups {
         let group: i64 = row.try_get(0)?;
-        let forgotten =
-            tx.execute(include_str!("forget.sql"), &[(&group, Type::INT8), (&left, Type::INT8)]).await?;
-        let forgotten = i64::try_from(forgotten).unwrap_or(left);
+        let parameters = [(&group as _, Type::INT8), (&left as _, Type::INT8)];
+        let forgotten: i64 = tx.one(include_str!("forget.sql"), &parameters).await?.try_get(0)?;
         if forgotten > 0 {
             tx.execute(
                 "INSERT INTO inbox_forgotten AS f (grp, ids) VALUES ($1, $2)

@@ -1,5 +1,4 @@
 INSERT INTO inbox_ids (grp, id, digest, topic, key, seq)
-SELECT $1, m.id, m.digest, m.topic, m.key, m.seq
-FROM unnest($2::uuid[], $3::bytea[], $4::text[], $5::text[], $6::bigint[]) AS m(id, digest, topic, key, seq)
+SELECT $1, unnest($2::uuid[]), unnest($3::bytea[]), unnest($4::text[]), unnest($5::text[]), unnest($6::bigint[])
 ON CONFLICT (grp, id) DO NOTHING
 RETURNING id

@@ -4,27 +4,30 @@
 //! stands, so a handler writes into a `uuid`, a `jsonb` or a `bytea` column without a cast; values are sent as text, ids and
 //! bytes as they are where they are wanted so.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
 
 use super::super::PostgresStore;
 use super::super::connection::{Transaction, repeat};
 use super::super::error::Trouble;
+use super::each::Each;
+use super::number::number;
 use crate::column::headers_json;
-use crate::statement::{PARAMETERS, check_shape};
+use crate::statement::check_shape;
 use crate::{Arrival, Error, Work};
 
-/// From so many messages on, PostgreSQL reads and plans the statement once for all instead of once for each.
-const FEW: usize = 4;
+/// Messages that are handed over at once, at most, and the bytes of their payloads, about.
+const PORTION: usize = 1_000;
+const PORTION_BYTES: usize = 1024 * 1024;
 
 /// What is done for each message in the transaction of its mark.
 pub(super) enum Job {
@@ -38,9 +41,13 @@ pub(super) enum Job {
 #[derive(Debug)]
 pub(super) struct Statement {
     sql: String,
-    /// Which value each parameter has, and its type.
-    parameters: Vec<(&'static str, Type)>,
+    parameters: Vec<Parameter>,
+    /// The same for many messages; nothing where it has no parameter.
+    each: Option<Each>,
 }
+
+/// Which value a parameter has, and its type.
+pub(super) type Parameter = (&'static str, Type);
 
 /// Statements that were looked at: their types need be asked for once.
 #[derive(Debug, Default)]
@@ -85,15 +92,19 @@ impl From<Trouble> for Fault {
 impl PostgresStore {
     /// Whether `sql` is one statement that leaves the transaction alone and only uses the known parameters.
     pub(super) async fn check_sql(&self, sql: &str) -> Result<(), Error> {
+        self.looked_at(sql).await.map(drop)
+    }
+
+    async fn looked_at(&self, sql: &str) -> Result<Statement, Error> {
         let refused = |why: String| Error::Refused(format!("the handler's SQL cannot be used: {why}"));
         check_shape(sql).map_err(refused)?;
-        let (numbered, _) = number(sql).map_err(refused)?;
-        let types = repeat(|| async {
+        let (numbered, names) = number(sql, |place| format!("${place}")).map_err(refused)?;
+        let (types, answers) = repeat(|| async {
             let tx = self.connections.transaction().await?;
             tx.begin_reading().await?;
-            let types = tx.parameter_types(&numbered).await;
-            let missing = types.as_ref().err().and_then(Trouble::code) == Some(&SqlState::UNDEFINED_TABLE);
-            tx.end(types).await.map_err(|trouble| match trouble {
+            let shape = tx.shape(&numbered).await;
+            let missing = shape.as_ref().err().and_then(Trouble::code) == Some(&SqlState::UNDEFINED_TABLE);
+            tx.end(shape).await.map_err(|trouble| match trouble {
                 trouble if missing => {
                     let reason = reason(trouble);
                     Trouble::Store(Error::Unavailable { reason, retry_after: Duration::from_secs(1) })
@@ -105,43 +116,30 @@ impl PostgresStore {
             })
         })
         .await?;
-        drop(types);
-        Ok(())
+        let parameters: Vec<Parameter> = names.into_iter().zip(types).collect();
+        let each = Each::new(sql, &parameters, answers).map_err(refused)?;
+        Ok(Statement { sql: numbered, parameters, each })
     }
 
     /// The statement as PostgreSQL knows it, or why it cannot be used for any message.
     pub(super) async fn statement(&self, sql: &str) -> Result<Result<Arc<Statement>, String>, Error> {
-        let known =
-            self.statements.0.lock().expect("nobody panics while a statement is copied").get(sql).cloned();
-        if let Some(known) = known {
+        let known = || self.statements.0.lock().expect("nobody panics while a statement is copied");
+        if let Some(known) = known().get(sql).cloned() {
             return Ok(Ok(known));
         }
-        if let Err(error) = self.check_sql(sql).await {
-            return match error {
-                Error::Refused(why) => Ok(Err(why)),
-                // A table that is not there yet: no message is to blame, and the rest of the store works.
-                Error::Unavailable { reason, retry_after } if retry_after == Duration::from_secs(1) => {
-                    Ok(Err(format!("the handler's SQL cannot be used: {reason}")))
-                }
-                other => Err(other),
-            };
+        match self.looked_at(sql).await {
+            Ok(statement) => {
+                let statement = Arc::new(statement);
+                known().insert(sql.to_owned(), Arc::clone(&statement));
+                Ok(Ok(statement))
+            }
+            Err(Error::Refused(why)) => Ok(Err(why)),
+            // A table that is not there yet: no message is to blame, and the rest of the store works.
+            Err(Error::Unavailable { reason, retry_after }) if retry_after == Duration::from_secs(1) => {
+                Ok(Err(format!("the handler's SQL cannot be used: {reason}")))
+            }
+            Err(other) => Err(other),
         }
-        let (numbered, names) = number(sql).map_err(Error::Refused)?;
-        let types = repeat(|| async {
-            let tx = self.connections.transaction().await?;
-            tx.begin_reading().await?;
-            let types = tx.parameter_types(&numbered).await;
-            tx.end(types).await
-        })
-        .await?;
-        let statement =
-            Arc::new(Statement { sql: numbered, parameters: names.into_iter().zip(types).collect() });
-        self.statements
-            .0
-            .lock()
-            .expect("nobody panics while a statement is copied")
-            .insert(sql.to_owned(), statement.clone());
-        Ok(Ok(statement))
     }
 }
 
@@ -154,65 +152,20 @@ fn reason(trouble: Trouble) -> String {
 }
 
 impl Job {
-    /// Does the work of all these, in order, in one trip. The first that fails ends it.
-    pub(super) async fn run_all(
-        &self,
-        tx: &Transaction,
-        group: &str,
-        arrivals: &[&Arrival],
-    ) -> Result<(), Fault> {
-        let statement = match self {
-            Self::Nothing => return Ok(()),
-            Self::Statement(Ok(statement)) => statement,
-            Self::Statement(Err(why)) => return Err(Fault::Unusable(why.clone())),
-        };
-        // Gone before the transaction is: a pooler may give the connection to somebody else then.
-        let prepared = match arrivals.len() {
-            0..FEW => None,
-            _ => Some(tx.prepare(&statement.sql, &statement.types()).await?),
-        };
-        let runs = arrivals.iter().map(|arrival| statement.run(tx, prepared.as_ref(), group, arrival));
-        let mut runs: Vec<Pin<Box<_>>> = runs.map(Box::pin).collect();
-        let mut done: Vec<Option<Result<(), Trouble>>> = Vec::with_capacity(runs.len());
-        // All are sent when they are first polled; the answers come in the same order.
-        for run in &mut runs {
-            let first = poll_fn(|context| Poll::Ready(run.as_mut().poll(context))).await;
-            done.push(match first {
-                Poll::Ready(result) => Some(result),
-                Poll::Pending => None,
-            });
+    /// Does the work of one message.
+    pub(super) async fn run(&self, tx: &Transaction, group: &str, arrival: &Arrival) -> Result<(), Fault> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Statement(Ok(statement)) => Ok(statement.run(tx, group, arrival).await?),
+            Self::Statement(Err(why)) => Err(Fault::Unusable(why.clone())),
         }
-        // Every answer is waited for: the next statement must not meet one of these.
-        for (run, done) in runs.into_iter().zip(&mut done) {
-            if done.is_none() {
-                *done = Some(run.await);
-            }
-        }
-        for result in done.into_iter().flatten() {
-            result?;
-        }
-        Ok(())
     }
 }
 
 impl Statement {
-    fn types(&self) -> Vec<Type> {
-        self.parameters.iter().map(|(_, type_)| type_.clone()).collect()
-    }
-
-    async fn run(
-        &self,
-        tx: &Transaction,
-        prepared: Option<&tokio_postgres::Statement>,
-        group: &str,
-        arrival: &Arrival,
-    ) -> Result<(), Trouble> {
-        let values: Vec<Value> =
+    async fn run(&self, tx: &Transaction, group: &str, arrival: &Arrival) -> Result<(), Trouble> {
+        let values: Vec<Value<'_>> =
             self.parameters.iter().map(|(name, type_)| value(name, type_, group, arrival)).collect();
-        if let Some(prepared) = prepared {
-            let values: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
-            return tx.run(prepared, &values).await;
-        }
         let parameters: Vec<(&(dyn ToSql + Sync), Type)> = values
             .iter()
             .zip(&self.parameters)
@@ -221,18 +174,75 @@ impl Statement {
         tx.query(&self.sql, &parameters).await?;
         Ok(())
     }
+
+    /// Does the work of all these, in order. `false` when some of it failed, or can only be done for one at a time.
+    pub(super) async fn run_each(
+        &self,
+        tx: &Transaction,
+        group: &str,
+        arrivals: &[&Arrival],
+    ) -> Result<bool, Trouble> {
+        let Some(each) = self.each.as_ref().filter(|each| !each.is_refused()) else { return Ok(false) };
+        let portions = portions(arrivals).into_iter();
+        let portions: Vec<BoxFuture<'_, _>> =
+            portions.map(|portion| self.run_portion(tx, each, group, portion).boxed()).collect();
+        // Two at a time: one is made while PostgreSQL works on the other.
+        let Err(trouble) = stream::iter(portions).buffered(2).try_collect::<()>().await else {
+            return Ok(true);
+        };
+        // All of them together took too long for one statement: each may not.
+        if trouble.code() == Some(&SqlState::QUERY_CANCELED) {
+            return Ok(false);
+        }
+        match Fault::from(trouble) {
+            Fault::Message(_) => Ok(false),
+            Fault::Unusable(_) => {
+                each.refuse();
+                Ok(false)
+            }
+            Fault::Store(trouble) => Err(trouble),
+        }
+    }
+
+    async fn run_portion(
+        &self,
+        tx: &Transaction,
+        each: &Each,
+        group: &str,
+        arrivals: &[&Arrival],
+    ) -> Result<(), Trouble> {
+        let columns = self.parameters.iter().map(|(name, type_)| {
+            let values = arrivals.iter().map(|arrival| value(name, type_, group, arrival));
+            values.collect::<Vec<_>>()
+        });
+        each.run(tx, columns.collect()).await
+    }
+}
+
+/// Messages in portions that are handed over at once.
+fn portions<'a, 'b>(arrivals: &'b [&'a Arrival]) -> Vec<&'b [&'a Arrival]> {
+    let mut portions = Vec::new();
+    let (mut begin, mut bytes) = (0, 0);
+    for (place, arrival) in arrivals.iter().enumerate() {
+        bytes += arrival.message.payload.len();
+        if bytes >= PORTION_BYTES || place + 1 - begin == PORTION || place + 1 == arrivals.len() {
+            portions.push(&arrivals[begin..=place]);
+            (begin, bytes) = (place + 1, 0);
+        }
+    }
+    portions
 }
 
 /// A value of a message.
 #[derive(Debug)]
-enum Value {
+enum Value<'a> {
     /// As text, whatever type it becomes.
-    Text(Option<Vec<u8>>),
+    Text(Option<Cow<'a, [u8]>>),
     /// As the type has it.
-    Binary(Bytes),
+    Binary(Cow<'a, [u8]>),
 }
 
-impl ToSql for Value {
+impl ToSql for Value<'_> {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
         out.extend_from_slice(match self {
             Self::Text(None) => return Ok(IsNull::Yes),
@@ -256,143 +266,30 @@ impl ToSql for Value {
     to_sql_checked!();
 }
 
-fn value(name: &str, type_: &Type, group: &str, arrival: &Arrival) -> Value {
+fn value<'a>(name: &str, type_: &Type, group: &'a str, arrival: &'a Arrival) -> Value<'a> {
     let message = &arrival.message;
     if name == ":id" && *type_ == Type::UUID {
-        return Value::Binary(Bytes::copy_from_slice(message.id.0.as_bytes()));
+        return Value::Binary(message.id.0.as_bytes().into());
     }
-    if name == ":payload" && *type_ == Type::BYTEA {
-        return Value::Binary(message.payload.clone());
-    }
-    let text = |text: &str| Some(text.as_bytes().to_vec());
+    let text = |text: &'a str| Some(Cow::from(text.as_bytes()));
+    let made = |text: String| Some(Cow::from(text.into_bytes()));
     let number = [Type::INT8, Type::INT4, Type::NUMERIC, Type::FLOAT8].contains(type_);
     let value = match name {
-        ":id" => text(&message.id.to_string()),
+        ":id" => made(message.id.to_string()),
         ":topic" => text(&message.topic),
         ":type" => message.kind.as_deref().and_then(text),
         ":key" => message.key.as_deref().and_then(text),
-        ":payload" => Some(message.payload.to_vec()),
-        ":headers" => text(&headers_json(message)),
-        ":occurred_at" if number => text(&message.occurred_at.timestamp_millis().to_string()),
-        ":occurred_at" => text(&message.occurred_at.to_rfc3339()),
-        ":seq" => arrival.seq.and_then(|seq| text(&seq.to_string())),
+        ":payload" => Some(Cow::from(&message.payload[..])),
+        ":headers" => made(headers_json(message)),
+        ":occurred_at" if number => made(message.occurred_at.timestamp_millis().to_string()),
+        ":occurred_at" => made(message.occurred_at.to_rfc3339()),
+        ":seq" => arrival.seq.and_then(|seq| made(seq.to_string())),
         ":group" => text(group),
         _ => None,
     };
     match value {
         // As text a backslash would start an escape.
-        Some(bytes) if *type_ == Type::BYTEA => Value::Binary(bytes.into()),
+        Some(bytes) if *type_ == Type::BYTEA => Value::Binary(bytes),
         value => Value::Text(value),
-    }
-}
-
-/// `sql` with `$1`, `$2` … in the places of its named parameters, and their names. Each place has its own number, so
-/// that one parameter may be a text here and JSON there.
-fn number(sql: &str) -> Result<(String, Vec<&'static str>), String> {
-    let mut out = String::with_capacity(sql.len());
-    let mut names = Vec::new();
-    let mut rest = sql;
-    while let Some(first) = rest.chars().next() {
-        let length = match first {
-            '\'' => quoted(rest, '\'', out.ends_with(['e', 'E'])),
-            '"' => quoted(rest, '"', false),
-            '-' if rest.starts_with("--") => rest.find('\n').unwrap_or(rest.len()),
-            '/' if rest.starts_with("/*") => rest[2..].find("*/").map_or(rest.len(), |end| end + 4),
-            '$' => match dollar_quoted(rest) {
-                Some(length) => length,
-                None if rest[1..].starts_with(|c: char| c.is_ascii_digit()) => {
-                    return Err(format!("it has a numbered parameter: use {}", PARAMETERS.join(", ")));
-                }
-                None => 1,
-            },
-            ':' if rest.starts_with("::") => 2,
-            ':' => match parameter(rest) {
-                0 => 1,
-                length => {
-                    let name = &rest[..length];
-                    let known = PARAMETERS.iter().find(|known| **known == name);
-                    let known = known.ok_or_else(|| {
-                        format!("it has the parameter `{name}`: use {}", PARAMETERS.join(", "))
-                    })?;
-                    names.push(*known);
-                    out.push_str(&format!("${}", names.len()));
-                    rest = &rest[length..];
-                    continue;
-                }
-            },
-            other => other.len_utf8(),
-        };
-        out.push_str(&rest[..length]);
-        rest = &rest[length..];
-    }
-    Ok((out, names))
-}
-
-/// How long a parameter's name is, with its colon; nothing for a bare colon (`[1:2]`).
-fn parameter(rest: &str) -> usize {
-    let name = &rest[1..];
-    if !name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
-        return 0;
-    }
-    1 + name.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(name.len())
-}
-
-/// How long a quoted text or name is; in an `E''` text a backslash keeps the quote after it from ending it.
-fn quoted(rest: &str, quote: char, escapes: bool) -> usize {
-    let mut skip = false;
-    for (place, c) in rest.char_indices().skip(1) {
-        if skip {
-            skip = false;
-        } else if c == '\\' && escapes {
-            skip = true;
-        } else if c == quote {
-            return place + 1;
-        }
-    }
-    rest.len()
-}
-
-/// How long a `$tag$ … $tag$` text is, if it is one.
-fn dollar_quoted(rest: &str) -> Option<usize> {
-    let end = 1 + rest[1..].find('$')?;
-    let tag = &rest[..=end];
-    let name = &tag[1..end];
-    if name.starts_with(|c: char| c.is_ascii_digit())
-        || !name.chars().all(|c| c.is_alphanumeric() || c == '_')
-    {
-        return None;
-    }
-    Some(rest[tag.len()..].find(tag).map_or(rest.len(), |at| at + 2 * tag.len()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parameters_are_numbered_wherever_they_stand() {
-        let cases = [
-            ("SELECT :id", "SELECT $1", vec![":id"]),
-            ("VALUES (:payload, :id,:key)", "VALUES ($1, $2,$3)", vec![":payload", ":id", ":key"]),
-            ("SELECT :id::uuid, :id", "SELECT $1::uuid, $2", vec![":id", ":id"]),
-            ("SELECT ':id', \":key\", :id", "SELECT ':id', \":key\", $1", vec![":id"]),
-            ("SELECT 'it''s :id' -- :id\n, :id", "SELECT 'it''s :id' -- :id\n, $1", vec![":id"]),
-            ("SELECT E'\\':id' /* :id */", "SELECT E'\\':id' /* :id */", vec![]),
-            ("SELECT $$:id$$, $a$ :id $a$, :id", "SELECT $$:id$$, $a$ :id $a$, $1", vec![":id"]),
-            ("SELECT a[1:2], :seq", "SELECT a[1:2], $1", vec![":seq"]),
-        ];
-        for (sql, expected, names) in cases {
-            assert_eq!(number(sql), Ok((expected.to_owned(), names)), "{sql}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_parameter_of_ours_is_refused() {
-        for (sql, expected) in
-            [("SELECT :colour", ":colour"), ("SELECT $1", "numbered"), ("SELECT :idx", ":idx")]
-        {
-            let error = number(sql).expect_err(sql);
-            assert!(error.contains(expected) && error.contains(":payload"), "{error}");
-        }
     }
 }
