@@ -18,6 +18,7 @@ use store::{
     Remembered, Reservation, Work as Job,
 };
 use tokio_postgres::Client;
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use crate::postgres::{Database, connect};
@@ -33,6 +34,22 @@ pub(crate) enum Work {
     Row,
     /// It reads the balance of an account, takes a hundred from it and writes a row, in a transaction.
     Balance,
+}
+
+/// What the handler is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Beside {
+    /// A closure with transactions of its own.
+    Closure,
+    /// A statement in the transaction of the marks.
+    Sql,
+}
+
+/// Where the servers are.
+#[derive(Clone, Copy)]
+pub(crate) struct Servers<'a> {
+    pub(crate) postgres: &'a str,
+    pub(crate) redis: &'a str,
 }
 
 const EFFECT: &str = "INSERT INTO effects (message_id, key) VALUES ($1, $2)";
@@ -53,6 +70,8 @@ enum Kind {
     Hybrid,
     /// Nowhere: the statement of the handler, many messages in a transaction.
     TogetherWithout,
+    /// The same, and PostgreSQL goes from message to message by itself, as it does for the store.
+    LoopWithout,
     /// In the transaction of the handler's statement.
     TogetherSql,
     TogetherHybrid,
@@ -61,7 +80,8 @@ enum Kind {
 impl Kind {
     /// Each beside that without a memory.
     const APART: [Self; 4] = [Self::None, Self::Sql, Self::Redis, Self::Hybrid];
-    const TOGETHER: [Self; 3] = [Self::TogetherWithout, Self::TogetherSql, Self::TogetherHybrid];
+    const TOGETHER: [Self; 4] =
+        [Self::TogetherWithout, Self::LoopWithout, Self::TogetherSql, Self::TogetherHybrid];
 }
 
 impl fmt::Display for Kind {
@@ -72,6 +92,7 @@ impl fmt::Display for Kind {
             Self::Redis => "redis, closure",
             Self::Hybrid => "hybrid, closure",
             Self::TogetherWithout => "none, sql",
+            Self::LoopWithout => "none, loop",
             Self::TogetherSql => "sql, sql",
             Self::TogetherHybrid => "hybrid, sql",
         })
@@ -80,14 +101,15 @@ impl fmt::Display for Kind {
 
 /// Runs each kind `rounds` times, in turns and every other round backwards, and prints the medians.
 pub(crate) async fn run(
-    server: &str,
-    redis: &str,
+    servers: Servers<'_>,
     size: Size,
     rounds: usize,
     workers: usize,
     work: Work,
+    handler: Option<Beside>,
 ) -> Result<()> {
-    for kinds in [&Kind::APART[..], &Kind::TOGETHER] {
+    let scenarios = [(Beside::Closure, &Kind::APART[..]), (Beside::Sql, &Kind::TOGETHER)];
+    for (_, kinds) in scenarios.into_iter().filter(|(beside, _)| handler.is_none_or(|only| only == *beside)) {
         let mut rates: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
         for round in 1..=rounds {
             let mut order: Vec<_> = kinds.iter().zip(&mut rates).collect();
@@ -95,7 +117,7 @@ pub(crate) async fn run(
                 order.reverse();
             }
             for (kind, rates) in order {
-                let (took, calls) = consume(*kind, server, redis, size, workers, work).await?;
+                let (took, calls) = consume(*kind, servers, size, workers, work).await?;
                 let rate = size.messages as f64 / took.as_secs_f64();
                 println!("round {round}  {kind:<16} {rate:>9.0} /s{calls}");
                 rates.push(rate);
@@ -119,8 +141,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// The time from the start of a consumer until it has done all that waits in its broker, and what it asked its memory.
 async fn consume(
     kind: Kind,
-    server: &str,
-    redis: &str,
+    servers: Servers<'_>,
     size: Size,
     workers: usize,
     work: Work,
@@ -128,7 +149,7 @@ async fn consume(
     let folder = tempfile::tempdir()?;
     let broker = embedded::Broker::open(embedded::Config::new(folder.path().join("broker.db")))?;
     fill(&broker, size).await?;
-    let database = Database::make(server).await?;
+    let database = Database::make(servers.postgres).await?;
     let application = connect(&database.url).await?;
     application
         .batch_execute(
@@ -141,7 +162,7 @@ async fn consume(
         application.execute("INSERT INTO accounts VALUES ($1, 1000000000)", &[&key]).await?;
     }
     let rules = InboxRules { acknowledge: false, ..InboxRules::default() };
-    let inbox = memory(kind, &database, redis, work).await?;
+    let inbox = memory(kind, &database, servers.redis, work).await?;
     let group = Group::new("bench", inbox, handler(kind, &database, work).await?, rules).concurrency(workers);
     let group = Arc::new(group);
     let started = Instant::now();
@@ -156,7 +177,7 @@ async fn consume(
     drop(application);
     database.forget().await?;
     for keys in ["{bench}:*", "postrider:seen:*:bench:*"] {
-        sweep(redis, keys).await?;
+        sweep(servers.redis, keys).await?;
     }
     let calls = group.deduplication().into_iter().map(|(step, times)| {
         let calls: u64 = times.counts.iter().sum();
@@ -197,11 +218,18 @@ async fn fill(broker: &embedded::Broker, size: Size) -> Result<()> {
 
 async fn memory(kind: Kind, database: &Database, redis: &str, work: Work) -> Result<Arc<dyn Inbox>> {
     Ok(match kind {
-        Kind::None => Arc::new(Nothing { database: None }),
+        Kind::None => Arc::new(Nothing::Idle),
         Kind::TogetherWithout => {
             // Numbered as the store does it, with the types that it finds.
             let statement = statement(work).replace(":key", "$2").replace(":id", "$1::uuid");
-            Arc::new(Nothing { database: Some((connect(&database.url).await?, statement)) })
+            Arc::new(Nothing::Statement(connect(&database.url).await?, statement))
+        }
+        Kind::LoopWithout => {
+            let statement = statement(work).replace(":key", "v_key").replace(":id", "v_id");
+            Arc::new(Nothing::Block(
+                connect(&database.url).await?,
+                format!("{BLOCK}{statement}; END LOOP; END $$"),
+            ))
         }
         Kind::Sql | Kind::TogetherSql => database.open().await?,
         Kind::Redis => {
@@ -255,22 +283,51 @@ fn statement(work: Work) -> &'static str {
     }
 }
 
-/// An inbox that remembers nothing: every message is new. With a connection it does the work of a statement itself, a
-/// batch in a transaction.
-struct Nothing {
-    database: Option<(Client, String)>,
+/// Takes ids and keys from a cursor, which the store has for the same purpose.
+const CURSOR: &str = "DECLARE messages CURSOR FOR SELECT $1::uuid[], $2::text[]";
+const BLOCK: &str = "DO $$ DECLARE messages refcursor := 'messages'; ids uuid[]; keys text[]; v_id uuid; v_key text; \
+     BEGIN FETCH messages INTO ids, keys; CLOSE messages; FOR v_id, v_key IN SELECT unnest(ids), unnest(keys) LOOP ";
+
+/// An inbox that remembers nothing: every message is new. The work of a statement it does itself, a batch in a transaction.
+enum Nothing {
+    /// The handler works elsewhere.
+    Idle,
+    /// A statement for each message.
+    Statement(Client, String),
+    /// A block for all of them.
+    Block(Client, String),
 }
 
 impl Nothing {
     async fn work(&self, arrivals: &[Arrival]) -> Result<(), tokio_postgres::Error> {
-        let Some((client, statement)) = &self.database else { return Ok(()) };
-        let statement = client.prepare(statement).await?;
+        let client = match self {
+            Self::Idle => return Ok(()),
+            Self::Statement(client, _) | Self::Block(client, _) => client,
+        };
         client.batch_execute("BEGIN").await?;
-        let rows = arrivals.iter().map(|arrival| async {
-            client.execute(&statement, &[&arrival.message.id.0, &arrival.message.key]).await
-        });
-        // All on their way before the first answer, as the store does it.
-        futures::future::try_join_all(rows).await?;
+        match self {
+            Self::Idle => {}
+            Self::Statement(client, statement) => {
+                let statement = client.prepare(statement).await?;
+                let rows = arrivals.iter().map(|arrival| async {
+                    client.execute(&statement, &[&arrival.message.id.0, &arrival.message.key]).await
+                });
+                // All on their way before the first answer.
+                futures::future::try_join_all(rows).await?;
+            }
+            Self::Block(client, block) => {
+                for part in arrivals.chunks(1_000) {
+                    let ids: Vec<Uuid> = part.iter().map(|arrival| arrival.message.id.0).collect();
+                    let keys: Vec<_> = part.iter().map(|arrival| arrival.message.key.as_deref()).collect();
+                    let values: [(&(dyn ToSql + Sync), Type); 2] =
+                        [(&ids, Type::UUID_ARRAY), (&keys, Type::TEXT_ARRAY)];
+                    let (opened, done) =
+                        tokio::join!(client.execute_typed(CURSOR, &values), client.batch_execute(block));
+                    opened?;
+                    done?;
+                }
+            }
+        }
         client.batch_execute("COMMIT").await
     }
 }

@@ -129,6 +129,9 @@ enum Scenario {
         /// What the handler does with a message.
         #[arg(long, value_enum, default_value = "row")]
         work: dedup::Work,
+        /// Only with this handler.
+        #[arg(long, value_enum)]
+        handler: Option<dedup::Beside>,
     },
     /// Commits of 32 writers on PostgreSQL with the doorbell, beside those without.
     Doorbell {
@@ -190,8 +193,9 @@ async fn main() -> Result<()> {
             Ok(())
         }
         #[cfg(feature = "brokers")]
-        Scenario::Dedup { server, redis, workers, work } => {
-            dedup::run(&server, &redis, size, pairs, workers, work).await
+        Scenario::Dedup { server, redis, workers, work, handler } => {
+            let servers = dedup::Servers { postgres: &server, redis: &redis };
+            dedup::run(servers, size, pairs, workers, work, handler).await
         }
         Scenario::Doorbell { server, seconds } => {
             postgres::doorbell(&server, pairs, Duration::from_secs(seconds)).await

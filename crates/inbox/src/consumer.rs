@@ -31,7 +31,7 @@ pub(crate) const BUSY: Duration = Duration::from_secs(1);
 
 /// A batch that is done within this may be larger the next time, up to so many times the least.
 const QUICK: Duration = Duration::from_millis(200);
-const LARGEST: usize = 8;
+const LARGEST: usize = 16;
 
 /// How long a broker that may be gone has for a farewell.
 pub(crate) const CLOSING: Duration = Duration::from_secs(5);
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_batch_grows_while_it_is_quick_and_full_and_shrinks_when_it_is_slow() {
-        let mut appetite = Appetite::new(128, LARGEST);
+        let mut appetite = Appetite::new(128, 8);
         let mut after = |full: bool, millis: u64| {
             appetite.learn(full, Duration::from_millis(millis));
             appetite.now

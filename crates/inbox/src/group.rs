@@ -25,7 +25,7 @@ const CONCURRENCY: usize = 16;
 const CUSTOM_LIMIT: Duration = Duration::from_secs(30);
 
 /// Messages that the store does in one transaction at first; more while they are quick.
-const IN_STORE_BATCH: usize = 500;
+const IN_STORE_BATCH: usize = 250;
 
 /// Ids are kept this long, when nothing else is said.
 const KEEP_IDS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
