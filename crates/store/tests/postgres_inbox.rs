@@ -143,6 +143,36 @@ async fn a_statement_does_for_many_at_once_what_it_does_for_each() {
 }
 
 #[tokio::test]
+async fn domains_and_composite_types_mean_the_same_for_many_as_for_one() {
+    let database = Database::fresh().await;
+    let (store, application) = (database.open().await, database.application().await);
+    application
+        .batch_execute(
+            "CREATE DOMAIN sku AS varchar(3); CREATE TYPE item AS (sku text, n int);
+             CREATE TABLE skus (said sku); CREATE TABLE items (said item)",
+        )
+        .await
+        .unwrap();
+    let receipts = |sql: &'static str, payloads: &'static [&'static str]| {
+        let arrivals = payloads.iter().map(|payload| unkeyed(payload)).collect();
+        let (store, work) = (&store, Work::Sql(sql.to_owned()));
+        // Where something is parked, nothing is done together.
+        let group = MessageId::new().to_string();
+        async move { store.process(&group, arrivals, &work, &InboxRules::default()).await.unwrap() }
+    };
+    for payloads in [&["abcd"][..], &["abc", "abcd"]] {
+        let receipts = receipts("INSERT INTO skus VALUES (:payload)", payloads).await;
+        assert!(matches!(receipts.last(), Some(Receipt::Parked { .. })), "it is not cut: {receipts:?}");
+    }
+    for payloads in [&["(abc,3)"][..], &["(abc,3)", "(abc,3)"]] {
+        let receipts = receipts("INSERT INTO items VALUES (:payload)", payloads).await;
+        assert_eq!(receipts, vec![Receipt::Done; payloads.len()]);
+    }
+    let items = "SELECT count(*) FROM items WHERE said = ('abc', 3)::item";
+    assert_eq!(number(&application, items).await, 3);
+}
+
+#[tokio::test]
 async fn postgres_goes_from_message_to_message_by_itself() {
     let database = Database::fresh().await;
     let (store, application) = (database.open().await, database.application().await);
@@ -166,16 +196,43 @@ async fn many_that_take_too_long_for_one_statement_are_done_one_by_one() {
     let database = Database::fresh().await;
     let (store, application) = (database.open().await, database.application().await);
     let name: String = application.query_one("SELECT current_database()", &[]).await.unwrap().get(0);
-    let limit =
-        format!("CREATE TABLE done (id uuid); ALTER DATABASE \"{name}\" SET statement_timeout = '500ms'");
+    let limit = format!(
+        "CREATE TABLE done (id uuid, at timestamptz); ALTER DATABASE \"{name}\" SET statement_timeout = '500ms'"
+    );
     application.batch_execute(&limit).await.unwrap();
     drop(store);
     let store = database.open().await;
-    let work = Work::Sql("INSERT INTO done SELECT :id FROM pg_sleep(0.02)".to_owned());
-    let arrivals: Vec<Arrival> = (0..50).map(|n| unkeyed(&n.to_string())).collect();
-    let receipts = store.process("billing", arrivals, &work, &InboxRules::default()).await.unwrap();
-    assert_eq!(receipts, vec![Receipt::Done; 50]);
-    assert_eq!(number(&application, "SELECT count(*) FROM done").await, 50);
+    let work = Work::Sql("INSERT INTO done SELECT :id, statement_timestamp() FROM pg_sleep(0.02)".to_owned());
+    let statements = "SELECT count(DISTINCT at) FROM done";
+    for (count, expected, why) in [(50, 50, "one by one"), (10, 51, "as many as had time are done together")]
+    {
+        let arrivals: Vec<Arrival> = (0..count).map(|n| unkeyed(&n.to_string())).collect();
+        let receipts = store.process("billing", arrivals, &work, &InboxRules::default()).await.unwrap();
+        assert_eq!(receipts, vec![Receipt::Done; count]);
+        assert_eq!(number(&application, statements).await, expected, "{why}");
+    }
+    assert_eq!(number(&application, "SELECT count(*) FROM done").await, 60);
+}
+
+#[tokio::test]
+async fn a_statement_that_could_not_be_used_for_a_while_is_run_for_many_again() {
+    let database = Database::fresh().await;
+    let (store, application) = (database.open().await, database.application().await);
+    let table = "CREATE TABLE done (id uuid, at timestamptz)";
+    application.batch_execute(table).await.unwrap();
+    let work = Work::Sql("INSERT INTO done VALUES (:id, statement_timestamp())".to_owned());
+    let process = || async {
+        let arrivals = ["a", "b", "c"].map(unkeyed).to_vec();
+        store.process("billing", arrivals, &work, &InboxRules::default()).await.unwrap()
+    };
+    assert_eq!(process().await, vec![Receipt::Done; 3]);
+    application.batch_execute("DROP TABLE done").await.unwrap();
+    for receipt in process().await {
+        assert!(matches!(receipt, Receipt::Unavailable { .. }), "{receipt:?}");
+    }
+    application.batch_execute(table).await.unwrap();
+    assert_eq!(process().await, vec![Receipt::Done; 3]);
+    assert_eq!(number(&application, "SELECT count(DISTINCT at) FROM done").await, 1);
 }
 
 #[tokio::test]

@@ -392,6 +392,8 @@ fn of_fleeting_group(mut part: Part, group: &Consumer, broker: Option<Guarantees
         part.mechanisms.push("the broker may forget it when its handler has answered.".to_owned());
         part.loss.push("its handler fails: inbox_lost_total counts it.".to_owned());
         part.duplicates.push("this process dies between the work and the broker's word.".to_owned());
+        part.duplicates
+            .push("its handler is down for one before it in the partition: both come again.".to_owned());
         part.settings.insert("order".to_owned(), config::order(group.order).to_owned());
     }
     part.mechanisms.push("nothing is remembered, and nobody is told that it is done.".to_owned());

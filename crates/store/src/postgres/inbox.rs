@@ -183,6 +183,9 @@ impl Inbox for PostgresStore {
                 tx.end(result).await
             });
             receipts.extend(done.await.inspect_err(|_| self.statements.forget(work))?);
+            if matches!(receipts.last(), Some(Receipt::Unavailable { .. })) {
+                self.statements.forget(work);
+            }
         }
         Ok(receipts)
     }
@@ -264,7 +267,8 @@ impl Inbox for PostgresStore {
         let parameters = [
             (&group as _, Type::TEXT),
             (&start(page) as _, Type::INT8),
-            (&limit(page.limit) as _, Type::INT8),
+            // One row more is read than this.
+            (&limit(page.limit).min(i64::MAX - 1) as _, Type::INT8),
         ];
         let rows = self.read(&sql, &parameters).await?;
         let processed = |row: &Row| {

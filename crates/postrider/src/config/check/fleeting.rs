@@ -27,8 +27,13 @@ impl Checker<'_> {
              at-least-once"
         );
         self.no_ids(section, consumer, &why);
+        // For so long a message holds its partition that always finds the handler down.
+        let give_up_after = match semantics {
+            Semantics::BestEffort => consumer.retry.give_up_after,
+            _ => RetryPolicy::default().give_up_after,
+        };
         for (name, is_set) in [
-            ("retry", consumer.retry != RetryPolicy::default()),
+            ("retry", consumer.retry != RetryPolicy { give_up_after, ..RetryPolicy::default() }),
             ("on_dead", consumer.on_dead != OnDead::Hold),
         ] {
             if is_set {

@@ -174,7 +174,8 @@ impl<'a> Desk<'a> {
         Ok(receipts)
     }
 
-    /// Does the work of all that are new. `false` when some of it failed, or one alone is new: then none of it was done.
+    /// Does the work of all that are new. `false` when some of it failed, or it is to be done one by one: then
+    /// none of it was done.
     async fn all_at_once(&self, arrivals: &[Arrival], job: &Job) -> Result<bool, Trouble> {
         let mut seen = HashSet::new();
         let new: Vec<&Arrival> = arrivals
@@ -188,8 +189,9 @@ impl<'a> Desk<'a> {
             Job::Statement(Ok(statement)) if new.len() > 1 => statement,
             Job::Statement(_) => return Ok(false),
         };
+        let Some(each) = statement.together() else { return Ok(false) };
         let (begun, done) = tokio::join!(biased;
-            self.tx.batch("SAVEPOINT work"), statement.run_each(self.tx, self.name, &new));
+            self.tx.batch("SAVEPOINT work"), statement.run_each(self.tx, each, self.name, &new));
         begun?;
         let done = done?;
         if !done {

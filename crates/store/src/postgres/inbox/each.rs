@@ -6,14 +6,17 @@
 //!
 //! The names that the block gives to values are such that no column has them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{Kind, ToSql, Type};
 
 use super::super::connection::Transaction;
 use super::super::error::Trouble;
 use super::number::number;
 use super::work::Parameter;
+
+/// Messages that are handed over at once, at most.
+const MOST: usize = 1_000;
 
 /// A statement in a loop.
 #[derive(Debug)]
@@ -23,15 +26,18 @@ pub(super) struct Each {
     arrays: Vec<Type>,
     /// Runs the statement with each of their values.
     block: String,
-    /// PostgreSQL does not take it in a block, though it may alone.
-    refused: AtomicBool,
+    /// Messages in a block at most: fewer after a block that took too long, none where PostgreSQL does not take it in one.
+    most: AtomicUsize,
 }
 
 impl Each {
-    /// `sql` with these parameters; `answers` says whether it has rows for an answer.
+    /// `sql` with these parameters; `answers` says whether it has rows for an answer. Nothing where it must be run for one
+    /// message at a time: there is no parameter, or a value of one would be another in a block. A domain's length cuts what is
+    /// cast and refuses what is sent, and a composite value is taken apart by the loop.
     pub(super) fn new(sql: &str, parameters: &[Parameter], answers: bool) -> Result<Option<Self>, String> {
         let (statement, _) = number(sql, |place| format!("postrider_value_{place}"))?;
-        if parameters.is_empty() {
+        let differs = |(_, type_): &Parameter| matches!(type_.kind(), Kind::Domain(_) | Kind::Composite(_));
+        if parameters.is_empty() || parameters.iter().any(differs) {
             return Ok(None);
         }
         let arrays: Vec<Type> = parameters.iter().map(array).collect();
@@ -71,18 +77,23 @@ impl Each {
             cursor: format!("DECLARE postrider_messages CURSOR FOR SELECT {cursor}"),
             arrays,
             block: format!("DO {tag}\n{body}\n{tag}"),
-            refused: AtomicBool::new(false),
+            most: AtomicUsize::new(MOST),
         }))
     }
 
-    /// Whether PostgreSQL did not take it.
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed)
+    /// For how many messages it may be run at once.
+    pub(super) fn most(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
     }
 
     /// From now on it is run for one message at a time.
     pub(super) fn refuse(&self) {
-        self.refused.store(true, Ordering::Relaxed);
+        self.most.store(0, Ordering::Relaxed);
+    }
+
+    /// So many took too long together.
+    pub(super) fn shrink(&self, were: usize) {
+        self.most.fetch_min(were / 2, Ordering::Relaxed);
     }
 
     /// Runs it with the values of each parameter.
@@ -95,7 +106,8 @@ impl Each {
         let parameters: Vec<(&(dyn ToSql + Sync), Type)> =
             parameters.map(|(values, type_)| (values as &(dyn ToSql + Sync), type_.clone())).collect();
         // Both are on their way before the first answer.
-        let (opened, done) = tokio::join!(tx.execute(&self.cursor, &parameters), tx.batch(&self.block));
+        let (opened, done) =
+            tokio::join!(biased; tx.execute(&self.cursor, &parameters), tx.batch(&self.block));
         opened?;
         done
     }

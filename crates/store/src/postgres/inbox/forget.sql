@@ -1,4 +1,4 @@
--- Whole calls, the oldest first, until $2 ids are gone. No more are looked at, so that nothing is read where nothing is over.
+-- Whole calls, the oldest first, until $2 ids are gone. No more are looked at, and their ids are read only where they are over.
 WITH gone AS (
     DELETE FROM inbox_done WHERE grp = $1 AND call IN (
         SELECT call FROM (SELECT call, processed_at, sum(n) OVER (ORDER BY call) - n AS before

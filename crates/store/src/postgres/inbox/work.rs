@@ -25,8 +25,7 @@ use crate::column::headers_json;
 use crate::statement::check_shape;
 use crate::{Arrival, Error, Work};
 
-/// Messages that are handed over at once, at most, and the bytes of their payloads, about.
-const PORTION: usize = 1_000;
+/// The bytes of payloads that are handed over at once, about.
 const PORTION_BYTES: usize = 1024 * 1024;
 
 /// What is done for each message in the transaction of its mark.
@@ -42,7 +41,7 @@ pub(super) enum Job {
 pub(super) struct Statement {
     sql: String,
     parameters: Vec<Parameter>,
-    /// The same for many messages; nothing where it has no parameter.
+    /// The same for many messages, where that can be.
     each: Option<Each>,
 }
 
@@ -171,19 +170,26 @@ impl Statement {
             .zip(&self.parameters)
             .map(|(value, (_, type_))| (value as &(dyn ToSql + Sync), type_.clone()))
             .collect();
-        tx.query(&self.sql, &parameters).await?;
+        // Whatever it answers: asking for the types of an answer would hide why the statement failed.
+        tx.execute(&self.sql, &parameters).await?;
         Ok(())
     }
 
-    /// Does the work of all these, in order. `false` when some of it failed, or can only be done for one at a time.
+    /// The statement for many messages at once, if it may be run so.
+    pub(super) fn together(&self) -> Option<&Each> {
+        self.each.as_ref().filter(|each| each.most() > 1)
+    }
+
+    /// Does the work of all these, in order. `false` when some of it failed.
     pub(super) async fn run_each(
         &self,
         tx: &Transaction,
+        each: &Each,
         group: &str,
         arrivals: &[&Arrival],
     ) -> Result<bool, Trouble> {
-        let Some(each) = self.each.as_ref().filter(|each| !each.is_refused()) else { return Ok(false) };
-        let portions = portions(arrivals).into_iter();
+        let most = each.most();
+        let portions = portions(arrivals, most).into_iter();
         let portions: Vec<BoxFuture<'_, _>> =
             portions.map(|portion| self.run_portion(tx, each, group, portion).boxed()).collect();
         // Two at a time: one is made while PostgreSQL works on the other.
@@ -192,6 +198,7 @@ impl Statement {
         };
         // All of them together took too long for one statement: each may not.
         if trouble.code() == Some(&SqlState::QUERY_CANCELED) {
+            each.shrink(most.min(arrivals.len()));
             return Ok(false);
         }
         match Fault::from(trouble) {
@@ -219,13 +226,13 @@ impl Statement {
     }
 }
 
-/// Messages in portions that are handed over at once.
-fn portions<'a, 'b>(arrivals: &'b [&'a Arrival]) -> Vec<&'b [&'a Arrival]> {
+/// Messages in portions that are handed over at once, of `most` each.
+fn portions<'a, 'b>(arrivals: &'b [&'a Arrival], most: usize) -> Vec<&'b [&'a Arrival]> {
     let mut portions = Vec::new();
     let (mut begin, mut bytes) = (0, 0);
     for (place, arrival) in arrivals.iter().enumerate() {
         bytes += arrival.message.payload.len();
-        if bytes >= PORTION_BYTES || place + 1 - begin == PORTION || place + 1 == arrivals.len() {
+        if bytes >= PORTION_BYTES || place + 1 - begin == most || place + 1 == arrivals.len() {
             portions.push(&arrivals[begin..=place]);
             (begin, bytes) = (place + 1, 0);
         }

@@ -1,5 +1,9 @@
 -- The order in which a group did its work, by the transactions that did it instead of by message: one row for thousands of
 -- marks, where an index on them had to be written for each.
+
+-- Marks that somebody makes meanwhile would be in no list.
+LOCK TABLE inbox_ids IN ACCESS EXCLUSIVE MODE;
+
 CREATE TABLE inbox_done (
     grp          bigint NOT NULL,
     call         bigint GENERATED ALWAYS AS IDENTITY,
