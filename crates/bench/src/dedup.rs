@@ -14,8 +14,8 @@ use message::{Message, MessageId};
 use store::hybrid::Hybrid;
 use store::redis::RedisStore;
 use store::{
-    Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
-    Remembered, Reservation, Work as Job,
+    Arrival, Error, Forgetful, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed,
+    Receipt, Remembered, Reservation, Work as Job,
 };
 use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
@@ -168,6 +168,7 @@ async fn consume(
     let started = Instant::now();
     let consumer = Consumer::new(Arc::clone(&group), Arc::new(broker), vec!["orders".to_owned()]).start();
     while consumer.status().done < size.messages as u64 {
+        ensure!(consumer.status().lost == 0, "the handler failed");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let took = started.elapsed();
@@ -218,7 +219,7 @@ async fn fill(broker: &embedded::Broker, size: Size) -> Result<()> {
 
 async fn memory(kind: Kind, database: &Database, redis: &str, work: Work) -> Result<Arc<dyn Inbox>> {
     Ok(match kind {
-        Kind::None => Arc::new(Nothing::Idle),
+        Kind::None => Arc::new(Forgetful::default()),
         Kind::TogetherWithout => {
             // Numbered as the store does it, with the types that it finds.
             let statement = statement(work).replace(":key", "$2").replace(":id", "$1::uuid");
@@ -288,10 +289,8 @@ const CURSOR: &str = "DECLARE messages CURSOR FOR SELECT $1::uuid[], $2::text[]"
 const BLOCK: &str = "DO $$ DECLARE messages refcursor := 'messages'; ids uuid[]; keys text[]; v_id uuid; v_key text; \
      BEGIN FETCH messages INTO ids, keys; CLOSE messages; FOR v_id, v_key IN SELECT unnest(ids), unnest(keys) LOOP ";
 
-/// An inbox that remembers nothing: every message is new. The work of a statement it does itself, a batch in a transaction.
+/// An inbox that remembers nothing and does the work of a statement, a batch in a transaction.
 enum Nothing {
-    /// The handler works elsewhere.
-    Idle,
     /// A statement for each message.
     Statement(Client, String),
     /// A block for all of them.
@@ -300,14 +299,10 @@ enum Nothing {
 
 impl Nothing {
     async fn work(&self, arrivals: &[Arrival]) -> Result<(), tokio_postgres::Error> {
-        let client = match self {
-            Self::Idle => return Ok(()),
-            Self::Statement(client, _) | Self::Block(client, _) => client,
-        };
+        let (Self::Statement(client, _) | Self::Block(client, _)) = self;
         client.batch_execute("BEGIN").await?;
         match self {
-            Self::Idle => {}
-            Self::Statement(client, statement) => {
+            Self::Statement(_, statement) => {
                 let statement = client.prepare(statement).await?;
                 let rows = arrivals.iter().map(|arrival| async {
                     client.execute(&statement, &[&arrival.message.id.0, &arrival.message.key]).await
@@ -315,14 +310,13 @@ impl Nothing {
                 // All on their way before the first answer.
                 futures::future::try_join_all(rows).await?;
             }
-            Self::Block(client, block) => {
+            Self::Block(_, block) => {
                 for part in arrivals.chunks(1_000) {
                     let ids: Vec<Uuid> = part.iter().map(|arrival| arrival.message.id.0).collect();
                     let keys: Vec<_> = part.iter().map(|arrival| arrival.message.key.as_deref()).collect();
                     let values: [(&(dyn ToSql + Sync), Type); 2] =
                         [(&ids, Type::UUID_ARRAY), (&keys, Type::TEXT_ARRAY)];
-                    let (opened, done) =
-                        tokio::join!(client.execute_typed(CURSOR, &values), client.batch_execute(block));
+                    let (opened, done) = tokio::join!(biased; client.execute_typed(CURSOR, &values), client.batch_execute(block));
                     opened?;
                     done?;
                 }
@@ -352,24 +346,20 @@ impl Inbox for Nothing {
     async fn reserve(
         &self,
         _: &str,
-        arrivals: Vec<Arrival>,
+        _: Vec<Arrival>,
         _: Duration,
         _: &InboxRules,
     ) -> Result<Vec<Reservation>, Error> {
-        Ok(arrivals.iter().map(|_| Reservation::Granted(Uuid::new_v4())).collect())
+        Err(elsewhere())
     }
 
     async fn conclude(
         &self,
         _: &str,
-        conclusions: Vec<(Arrival, Uuid, Handled)>,
+        _: Vec<(Arrival, Uuid, Handled)>,
         _: &InboxRules,
     ) -> Result<Vec<Receipt>, Error> {
-        let receipt = |handled| match handled {
-            Handled::Done => Ok(Receipt::Done),
-            other => Err(Error::Broken(format!("the handler failed: {other:?}"))),
-        };
-        conclusions.into_iter().map(|(_, _, handled)| receipt(handled)).collect()
+        Err(elsewhere())
     }
 
     async fn due(&self, _: &str, _: usize) -> Result<Vec<Arrival>, Error> {
@@ -403,4 +393,9 @@ impl Inbox for Nothing {
     async fn forget_ids(&self, _: &str, _: Duration) -> Result<u64, Error> {
         Ok(0)
     }
+}
+
+/// A statement is all that is done here.
+fn elsewhere() -> Error {
+    Error::Refused("a handler that works elsewhere has another inbox".to_owned())
 }

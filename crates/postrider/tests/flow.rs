@@ -80,6 +80,10 @@ fn acknowledges_afterwards(settings: &str, dedup: &str) -> bool {
     let folder = Folder::with(&format!("{settings}\n{WATCHED}{dedup}"));
     let folder = folder.variable("POSTRIDER__LOG__LEVEL", "info,inbox=debug");
     let mut server = folder.serve(&[]);
+    for group in ["quick", "tried"] {
+        let lost = scraped(&server.consumer, &format!("inbox_lost_total{{group=\"{group}\"}}"));
+        assert_eq!(lost, Some(0.0), "a counter is there before it counts");
+    }
     let body = r#"{ "topic": "order-events", "message": 1 }"#;
     let (_, answer) = server.post(&format!("{}/api/messages/send", server.producer), body);
     let id = answer["messageId"].as_str().expect("an id");
@@ -109,12 +113,13 @@ fn of_a_route_past_the_store_it_is_known_how_many_of_how_many_were_lost() {
          semantics = \"best-effort\"\n[consumers]\n",
     );
     let server = folder.serve(&[]);
+    let lost = |count| scraped(&server.producer, "outbox_lost_total{route=\"default\"}") == Some(count);
+    assert!(lost(0.0), "a counter is there before it counts");
     send(&server);
     let large = format!(r#"{{ "topic": "order-events", "message": "{}" }}"#, "x".repeat(64));
     assert_eq!(server.post(&format!("{}/api/messages/send", server.producer), &large).0, 202);
     let total = || scraped(&server.producer, "outbox_route_total{route=\"default\"}") == Some(1.0);
-    let lost = || scraped(&server.producer, "outbox_lost_total{route=\"default\"}") == Some(1.0);
-    assert!(until(|| total() && lost()).is_ok(), "{}", server.said());
+    assert!(until(|| total() && lost(1.0)).is_ok(), "{}", server.said());
     let producer = format!("{}/api/messages/health", server.producer);
     let said = detail(&server, &producer, "route default");
     assert!(said.starts_with("1 of 2 lost since the start"), "{said}");

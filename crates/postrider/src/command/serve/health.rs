@@ -10,6 +10,7 @@ use super::super::output::relative;
 use super::acknowledgements::Hearing;
 use super::flow::Flows;
 use super::parts::{Brokers, Parts};
+use crate::config::Config;
 
 /// What is asked.
 #[derive(Clone)]
@@ -58,18 +59,27 @@ impl Pulse {
         Arc::new(move || pulse.receiving())
     }
 
-    /// What routes that send at most once have lost, whichever way their messages went.
-    pub(super) fn lost_by_routes(&self) -> Lost {
+    /// What routes that send at most once have lost, whichever way their messages went. From nothing on: who watches a counter
+    /// does not see the step with which it appears.
+    pub(super) fn lost_by_routes(&self, config: &Config) -> Lost {
         let pulse = self.clone();
-        Arc::new(move || pulse.losses().into_iter().map(|(route, (messages, _))| (route, messages)).collect())
+        let routes = config.routes.iter().filter(|(_, route)| !route.semantics.sends_again());
+        let none: BTreeMap<String, u64> = routes.map(|(name, _)| (name.clone(), 0)).collect();
+        Arc::new(move || {
+            let mut lost = none.clone();
+            lost.extend(pulse.losses().into_iter().map(|(route, (messages, _))| (route, messages)));
+            lost.into_iter().collect()
+        })
     }
 
-    /// What groups that handle messages at most once have lost.
-    pub(super) fn lost_by_groups(&self) -> Lost {
-        let consumers = self.consumers.clone();
+    /// What groups that handle messages at most once have lost, likewise.
+    pub(super) fn lost_by_groups(&self, config: &Config) -> Lost {
+        let may_lose = |group: &str| {
+            config.consumers.get(group).is_some_and(|consumer| !consumer.semantics.sends_again())
+        };
+        let consumers: Vec<_> = self.consumers.iter().filter(|(group, _)| may_lose(group)).cloned().collect();
         Arc::new(move || {
-            let lost = consumers.iter().map(|(group, monitor)| (group.clone(), monitor.status().lost));
-            lost.filter(|(_, messages)| *messages > 0).collect()
+            consumers.iter().map(|(group, monitor)| (group.clone(), monitor.status().lost)).collect()
         })
     }
 

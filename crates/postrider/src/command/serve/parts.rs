@@ -381,7 +381,7 @@ pub(super) fn producer_api(
     server::Producer {
         desk,
         health: pulse.of_producer(),
-        lost: pulse.lost_by_routes(),
+        lost: pulse.lost_by_routes(config),
         overdue: pulse.overdue(),
         transactions: pulse.transactions(),
         flows: pulse.flows_of_routes(),
@@ -402,7 +402,7 @@ pub(super) fn consumer_api(
         desk,
         groups: parts.consumers.iter().map(|(group, _)| group.clone()).collect(),
         health: pulse.of_consumer(),
-        lost: pulse.lost_by_groups(),
+        lost: pulse.lost_by_groups(config),
         dead_letters: pulse.dead_letters(),
         flows: pulse.flows_of_groups(),
         body_limit: config.producer.body_limit,
