@@ -104,6 +104,7 @@ impl Outcome {
     }
 
     /// The same of something that failed before anything was sent.
+    #[cfg(any(feature = "embedded", feature = "kafka"))]
     pub(crate) fn before_sending(self) -> Self {
         match self {
             Self::Unconfirmed { error } => Self::Unreachable { error },
