@@ -78,10 +78,10 @@ enum Kind {
 }
 
 impl Kind {
-    /// Each beside that without a memory.
+    /// Each beside the first, which does the same work in the same way and remembers nothing.
     const APART: [Self; 4] = [Self::None, Self::Sql, Self::Redis, Self::Hybrid];
     const TOGETHER: [Self; 4] =
-        [Self::TogetherWithout, Self::LoopWithout, Self::TogetherSql, Self::TogetherHybrid];
+        [Self::LoopWithout, Self::TogetherSql, Self::TogetherHybrid, Self::TogetherWithout];
 }
 
 impl fmt::Display for Kind {
