@@ -12,7 +12,7 @@ use crate::{
     Remembered, Reservation, Work,
 };
 
-/// The inbox of one group that tries each message once, whatever comes of it.
+/// The inbox of one group that does not try again what failed.
 ///
 /// It keeps no rule of [`Inbox`] that needs a memory: what comes twice is done twice, and what fails is
 /// [lost](Receipt::Lost). Nothing is written anywhere; how much was done is counted for as long as this lives.

@@ -50,7 +50,7 @@ impl World {
         Group::new(GROUP, Arc::clone(&self.store) as Arc<dyn Inbox>, handler, rules())
     }
 
-    /// A group that tries a message once and remembers nothing.
+    /// A group that does not try again what failed, and remembers nothing.
     pub(crate) fn fleeting_group(&self, handler: Handler) -> Group {
         Group::new(GROUP, Arc::new(Forgetful::default()), handler, rules())
     }

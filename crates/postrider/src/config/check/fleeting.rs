@@ -1,4 +1,4 @@
-//! A group that promises none or best-effort: it tries each message once and remembers nothing.
+//! A group that promises none or best-effort: it does not try again what failed, and remembers nothing.
 
 use message::{RetryPolicy, Semantics};
 
