@@ -108,7 +108,7 @@ impl Config {
             prefix: String::new(),
             timeout: Duration::from_secs(10),
             create: true,
-            partitions: 16,
+            partitions: 6,
             replication: None,
             max_payload: DEFAULT_MAX_PAYLOAD,
             compression: "none".to_owned(),

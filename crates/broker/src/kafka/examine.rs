@@ -52,7 +52,8 @@ impl Examine for Broker {
                     findings.push(Finding::good(about, text));
                 }
                 Ok(None) => {
-                    let fix = format!("kafka-topics.sh --create --topic {name} --partitions 16");
+                    let partitions = self.inner.config.partitions;
+                    let fix = format!("kafka-topics.sh --create --topic {name} --partitions {partitions}");
                     findings.push(Finding::broken(about, "it is not there, and is not to be made", fix));
                 }
                 Err(text) => {
