@@ -87,7 +87,7 @@ impl Broker {
     /// # Errors
     /// Never, as it is now.
     pub fn open(config: Config) -> Result<Self, Unopened> {
-        let heard = Heard { now: None, looks: 0, limit: stream::USUAL_LIMIT, window: config.duplicates };
+        let heard = Heard { now: None, looks: 0, limit: stream::USUAL_LIMIT, window: config.window() };
         let inner = Inner {
             config,
             link: Link::new(),

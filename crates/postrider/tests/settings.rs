@@ -155,6 +155,7 @@ fn the_contract_says_what_is_promised_by_what_and_what_remains() {
     assert_eq!((&route["semantics"], &route["why"]), (&"effectively-once".into(), &"money moves".into()));
     assert_eq!(route["settings"]["retry.max_attempts"], "7");
     assert_eq!(group["settings"]["handler"], "command");
+    assert_eq!(group["semantics"], "at-least-once", "nobody said that doing it again changes nothing");
     for (part, name) in [(route, "orders"), (group, "billing")] {
         assert_eq!(part["name"], name);
         for section in ["promises", "mechanisms", "loss", "duplicates", "needs"] {
@@ -168,6 +169,12 @@ fn the_contract_says_what_is_promised_by_what_and_what_remains() {
         "- retry.max_attempts = 7",
         "## Group `billing`",
     ]);
+    let idempotent = Folder::with(
+        "[routes.orders]\ntopics = [\"order-*\"]\nidempotent = true\n\
+         [consumers.billing]\ntopics = [\"order-events\"]\nhandler = { command = [\"true\"] }\n",
+    );
+    idempotent.run(&["migrate"]).answered(&[]);
+    assert_eq!(idempotent.json(&["contract"])["consumers"][0]["semantics"], "effectively-once");
     let heard = Folder::with("[producer]\nacknowledgements = { topic = \"done\", group = \"shop\" }\n");
     heard.run(&["migrate"]).answered(&[]);
     heard.run(&["contract"]).answered(&["the topic `done` of `main`", "the group `shop`", "is believed"]);

@@ -1,12 +1,13 @@
 //! From memory to the broker, past the store: for routes that promise nothing, or one try.
 //!
 //! Whoever sends never waits. A queue of fixed length stands between the sender and the broker; what finds it full is
-//! not taken, and what the broker does not confirm is lost. Both are counted.
+//! not taken, what the broker does not confirm is lost, and so is what still waits when the process must end. All are counted.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use broker::{Format, Outcome, Outgoing};
@@ -23,6 +24,9 @@ const WAITING: usize = 10_000;
 
 /// Messages of one call at most: all of them are lost together.
 const AT_STAKE: usize = 1_000;
+
+/// Why messages are lost that wait for too long at the end.
+const LEFT: &str = "this process ended before the broker had confirmed it";
 
 /// Calls under way at once where nobody waits for the broker's word.
 const UNDER_WAY: usize = 4;
@@ -47,6 +51,8 @@ pub struct Direct {
 struct Queue {
     format: Format,
     sender: mpsc::Sender<Outgoing>,
+    /// Messages that were taken and of which it is not known what became.
+    open: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Direct {
@@ -74,9 +80,11 @@ impl Direct {
         let (mut queues, mut workers) = (HashMap::new(), JoinSet::new());
         for (route, attempt) in routes {
             let (sender, receiver) = mpsc::channel(WAITING);
-            queues.insert(route.name.clone(), Queue { format: route.format.clone(), sender });
-            let worker =
-                Worker { route: Arc::new(route), losses: Arc::clone(&losses), ending: ending.subscribe() };
+            let open = Arc::new(AtomicU64::new(0));
+            let queue = Queue { format: route.format.clone(), sender, open: Arc::clone(&open) };
+            queues.insert(route.name.clone(), queue);
+            let way = Way { route, losses: Arc::clone(&losses), open };
+            let worker = Worker { way: Arc::new(way), ending: ending.subscribe() };
             workers.spawn(worker.run(attempt, receiver));
         }
         Self { queues, losses, ending, workers: Mutex::new(workers) }
@@ -92,12 +100,15 @@ impl Direct {
     pub fn send(&self, route: &str, message: Message) -> Result<(), NotTaken> {
         let queue = &self.queues[route];
         let outgoing = Outgoing { format: queue.format.clone(), ..Outgoing::new(message, now()) };
+        // Counted first: it may be sent before this goes on.
+        queue.open.fetch_add(1, Ordering::Relaxed);
         queue.sender.try_send(outgoing).map_err(|error| {
             let reason = match error {
                 mpsc::error::TrySendError::Full(_) => NotTaken::Full,
                 mpsc::error::TrySendError::Closed(_) => NotTaken::Ending,
             };
-            self.losses.count(route, &reason.to_string());
+            queue.open.fetch_sub(1, Ordering::Relaxed);
+            self.losses.count(route, 1, &reason.to_string());
             reason
         })
     }
@@ -107,7 +118,7 @@ impl Direct {
         self.losses.views()
     }
 
-    /// Takes no more, and sends what waits, for at most so long.
+    /// Takes no more, and sends what waits, for at most so long. What is left then is lost, and counted.
     ///
     /// # Cancel safety
     /// What waits goes on being sent.
@@ -115,8 +126,16 @@ impl Direct {
         self.ending.send_replace(true);
         let mut workers = self.workers.lock().await;
         let finish = async { while workers.join_next().await.is_some() {} };
-        if tokio::time::timeout(limit, finish).await.is_err() {
-            tracing::warn!("messages that are in no store were not sent in time and are lost");
+        if tokio::time::timeout(limit, finish).await.is_ok() {
+            return;
+        }
+        workers.shutdown().await;
+        for (route, queue) in &self.queues {
+            let messages = queue.open.swap(0, Ordering::Relaxed);
+            if messages > 0 {
+                self.losses.count(route, messages, LEFT);
+                tracing::warn!(route, messages, "lost: {LEFT}");
+            }
         }
     }
 }
@@ -127,15 +146,21 @@ fn now() -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-struct Worker {
-    route: Arc<Route>,
+/// Where the messages of a queue go.
+struct Way {
+    route: Route,
     losses: Arc<Losses>,
+    open: Arc<AtomicU64>,
+}
+
+struct Worker {
+    way: Arc<Way>,
     ending: watch::Receiver<bool>,
 }
 
 impl Worker {
     async fn run(mut self, attempt: Try, mut queue: mpsc::Receiver<Outgoing>) {
-        let most = self.route.publisher.guarantees().max_batch.clamp(1, AT_STAKE);
+        let most = self.way.route.publisher.guarantees().max_batch.clamp(1, AT_STAKE);
         let under_way = match attempt {
             Try::Confirmed => 1,
             Try::Unconfirmed => UNDER_WAY,
@@ -158,15 +183,17 @@ impl Worker {
                 let _ = calls.join_next().await;
             }
             let batch = std::mem::take(&mut batch);
-            calls.spawn(send(Arc::clone(&self.route), batch, Arc::clone(&self.losses)));
+            calls.spawn(send(Arc::clone(&self.way), batch));
         }
         while calls.join_next().await.is_some() {}
     }
 }
 
 /// Sends a batch once. What the publisher did not even try is given to it again.
-async fn send(route: Arc<Route>, mut batch: Vec<Outgoing>, losses: Arc<Losses>) {
+async fn send(way: Arc<Way>, mut batch: Vec<Outgoing>) {
+    let Way { route, losses, open } = &*way;
     while !batch.is_empty() {
+        let tried = batch.len() as u64;
         let told = AssertUnwindSafe(route.publisher.publish(batch.clone())).catch_unwind().await;
         let panicked = || Outcome::Unconfirmed { error: "the publisher panicked".to_owned() };
         let mut outcomes = told.unwrap_or_else(|_| vec![panicked(); batch.len()]);
@@ -178,12 +205,13 @@ async fn send(route: Arc<Route>, mut batch: Vec<Outgoing>, losses: Arc<Losses>) 
                 None => tracing::debug!(message_id = %outgoing.message.id, route = route.name, "sent"),
                 Some(_) if outcome == Outcome::Held && !silent => again.push(outgoing),
                 Some(error) => {
-                    losses.count(&route.name, error);
+                    losses.count(&route.name, 1, error);
                     let (id, topic) = (outgoing.message.id, &outgoing.message.topic);
                     tracing::warn!(message_id = %id, topic, route = route.name, error, "lost: it is tried once");
                 }
             }
         }
+        open.fetch_sub(tried - again.len() as u64, Ordering::Relaxed);
         batch = again;
     }
 }

@@ -34,10 +34,10 @@ pub struct Loss {
 pub(crate) struct Losses(Mutex<BTreeMap<String, (u64, String)>>);
 
 impl Losses {
-    pub(crate) fn count(&self, route: &str, error: &str) {
+    pub(crate) fn count(&self, route: &str, messages: u64, error: &str) {
         let mut all = self.0.lock().expect("nothing panics while it counts");
-        let (messages, last) = all.entry(route.to_owned()).or_default();
-        *messages += 1;
+        let (lost, last) = all.entry(route.to_owned()).or_default();
+        *lost += messages;
         error.clone_into(last);
     }
 
@@ -87,7 +87,7 @@ pub(crate) async fn deliver(shared: &Shared, batches: Vec<Batch>) -> usize {
             if let Some(destination) = failures.kind(&outcome, &message.topic, Some(route), fine > 0) {
                 failures.note(destination, error, false);
             }
-            shared.losses.count(&route.name, error);
+            shared.losses.count(&route.name, 1, error);
             tracing::error!(
                 message_id = %message.id, topic = message.topic, route = route.name, error,
                 "lost: it is sent at most once, and the broker did not confirm it"
@@ -161,7 +161,7 @@ fn forget<'a>(shared: &Shared, messages: impl Iterator<Item = &'a Claimed>) {
     for claimed in messages {
         let message = &claimed.message;
         let route = shared.routes.of(&message.topic).map_or("", |way| &way.route.name);
-        shared.losses.count(route, error);
+        shared.losses.count(route, 1, error);
         tracing::error!(message_id = %message.id, topic = message.topic, route, error, "perhaps lost");
     }
 }

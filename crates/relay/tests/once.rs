@@ -165,6 +165,20 @@ async fn whoever_sends_past_the_store_never_waits_and_what_is_not_taken_is_count
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_too_long_at_the_end_is_counted_as_lost() {
+    let looking = Looking::new(None, |_| Outcome::Confirmed);
+    let direct = Direct::start(vec![(route(looking.clone()), Try::Confirmed)]);
+    direct.send("fleeting", Message::new("orders", "first")).expect("there is room");
+    until("the first is sent", async || looking.seen().len() == 1).await;
+    looking.free.send_replace(false);
+    for n in 0..7 {
+        direct.send("fleeting", Message::new("orders", n.to_string())).expect("there is room");
+    }
+    direct.drain(Duration::from_millis(50)).await;
+    assert_eq!(direct.losses()[0].messages, 7, "and not the one that was sent");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn past_the_store_a_message_is_tried_once() {
     let looking = Looking::new(None, |message| match &message.payload[..] {
         b"3" => Outcome::Deferred { error: "not today".to_owned(), after: None },

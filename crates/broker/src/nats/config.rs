@@ -117,6 +117,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// For how long a stream that is made recognises a message: NATS allows no longer than it keeps one.
+    pub(super) fn window(&self) -> Duration {
+        self.duplicates.min(self.retain)
+    }
+
     /// Reads `nats://user:password@host:4222,host:4222?prefix=shop&partitions=16`, or `natss://…` for TLS. A user without
     /// a password is a token, as NATS has it.
     ///

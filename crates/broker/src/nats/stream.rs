@@ -54,7 +54,7 @@ pub(super) fn ours(config: &Config) -> Stream {
         // If somebody limits its size one day, it must not throw away what nobody has read.
         discard: DiscardPolicy::New,
         max_age: config.retain,
-        duplicate_window: config.duplicates.min(config.retain),
+        duplicate_window: config.window(),
         num_replicas: config.replicas,
         ..Stream::default()
     }

@@ -164,7 +164,11 @@ fn of_route(name: &str, route: &Route, broker: Option<Guarantees>, transacts: Op
                     .to_owned(),
             );
             part.duplicates = vec![
-                "a person requeues it, or the number of lanes changes while a relay that died has left messages in flight."
+                "a person requeues it: one that is Dead because its relays died, or the broker did not answer, may be in the \
+                 log."
+                    .to_owned(),
+                "the number of lanes, or the broker's name in the settings, changes while a relay that died has left messages \
+                 in flight."
                     .to_owned(),
             ];
             if transacts == Some(true) {
@@ -308,13 +312,11 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
     if group.semantics == Semantics::ExactlyOnce {
         return of_transforming_group(part, group, broker);
     }
-    let apart = config.remembers_apart(group);
-    if apart && group.semantics == Semantics::EffectivelyOnce {
-        // What Redis alone remembers is never called that, whatever the settings say.
+    if group.semantics == Semantics::EffectivelyOnce && !config.is_effectively_once(group) {
         part.semantics = Some(Semantics::AtLeastOnce);
     }
     match &group.handler {
-        Handler::Log | Handler::Sql(_) if !apart => {
+        Handler::Log | Handler::Sql(_) if group.dedup != Dedup::Redis => {
             part.promises.push("the work of a message is done once.".to_owned());
             part.mechanisms
                 .push("its work and the mark that says so are one transaction: both or neither.".to_owned());
@@ -335,6 +337,9 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
                 handler.kind()
             ));
             part.duplicates.push("a crash came between the work and its mark.".to_owned());
+            if part.semantics == Some(Semantics::EffectivelyOnce) {
+                part.promises.push("doing it again changes nothing, as its routes say (idempotent).".to_owned());
+            }
         }
     }
     match group.dedup {

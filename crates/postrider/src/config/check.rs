@@ -397,6 +397,19 @@ impl Config {
         group.dedup == Dedup::Redis && self.store.place != Place::Redis
     }
 
+    /// Whether the effects of a group happen once, if it promises so: not where Redis alone remembers, nor where a handler works
+    /// outside the transaction of its mark and not all of its routes say that doing it again changes nothing.
+    pub(crate) fn is_effectively_once(&self, group: &Consumer) -> bool {
+        let harmless = |topic: &String| self.route_of(topic).is_some_and(|(_, route)| route.idempotent);
+        group.dedup != Dedup::Redis && (group.handler.is_transactional() || group.topics.iter().all(harmless))
+    }
+
+    /// A group that has messages of the topic sent again when it does not acknowledge them in time.
+    fn asks_again(&self, topic: &String) -> Option<&str> {
+        let mut groups = self.consumers.iter().filter(|(_, group)| group.acknowledge.is_some());
+        groups.find(|(_, group)| group.topics.contains(topic)).map(|(name, _)| name.as_str())
+    }
+
     /// Acknowledgements of the topic that are believed although anybody may have written them: what that means, and what
     /// to do. Who can write to the embedded broker can write to the disk of this machine, and has no need to.
     pub(crate) fn unproven_acknowledgements(&self) -> Option<(String, &'static str)> {

@@ -40,9 +40,7 @@ impl Checker<'_> {
                     route.semantics
                 ));
             }
-            let others = self.config.consumers.iter().filter(|(_, other)| other.acknowledge.is_some());
-            let mut others = others.filter(|(_, other)| other.topics.contains(topic));
-            if let Some((other, _)) = others.next().filter(|_| consumer.acknowledge.is_none()) {
+            if let Some(other) = self.config.asks_again(topic).filter(|_| consumer.acknowledge.is_none()) {
                 self.refuse(&format!("{section}.topics"), format!(
                     "consumers.{other} has `{topic}` sent again when it does not acknowledge in time, and this group would \
                      transform it twice: leave `acknowledge` out there, or promise effectively-once here"

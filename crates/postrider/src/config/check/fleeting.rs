@@ -43,6 +43,12 @@ impl Checker<'_> {
             }
         }
         for topic in &consumer.topics {
+            if let Some(other) = self.config.asks_again(topic) {
+                self.warn(&format!("{section}.topics"), format!(
+                    "consumers.{other} has `{topic}` sent again when it does not acknowledge in time, and this group does again \
+                     what comes again: leave `acknowledge` out there, or promise at-least-once here"
+                ));
+            }
             let Some((route_name, route)) = self.config.route_of(topic) else { continue };
             if (route.semantics, semantics) == (Semantics::AtMostOnce, Semantics::BestEffort) {
                 self.warn(&format!("{section}.semantics"), format!(
