@@ -193,7 +193,24 @@ pub(crate) fn read(arrived: Arrived<'_>, prefix: &str, position: Position) -> De
     if let Some(time) = parts.occurred_at.or(stored_at) {
         message.occurred_at = time;
     }
+    make_legible(&mut message);
     Delivery { message, seq: parts.seq, delivery: parts.delivery, position }
+}
+
+/// Takes NUL out of what others wrote: a number for a key, say. No text of ours has one, and PostgreSQL keeps none.
+fn make_legible(message: &mut Message) {
+    let legible = |text: &mut String| {
+        if text.contains('\0') {
+            *text = text.replace('\0', "\u{fffd}");
+        }
+    };
+    message.key.iter_mut().chain(&mut message.kind).for_each(legible);
+    legible(&mut message.content_type);
+    message.headers.values_mut().for_each(legible);
+    if message.headers.keys().any(|name| name.contains('\0')) {
+        let headers = std::mem::take(&mut message.headers).into_iter();
+        message.headers = headers.map(|(name, value)| (name.replace('\0', "\u{fffd}"), value)).collect();
+    }
 }
 
 /// What is known of a message by name.
@@ -315,6 +332,24 @@ mod tests {
             stored_at: None,
         };
         read(arrived, "ce_", HERE)
+    }
+
+    #[test]
+    fn a_text_of_others_has_no_nul_in_it() {
+        let text = |text: &str| text.to_owned();
+        let arrived = Arrived {
+            topic: "orders",
+            payload: Bytes::from_static(b"1\0"),
+            content_type: Some(text("a\0")),
+            key: Some(text("\0\0\u{1}")),
+            fields: vec![(text("x\0"), text("\0y")), (text("plain"), text("as it is"))],
+            place: "0/1".to_owned(),
+            stored_at: None,
+        };
+        let Delivery { message, .. } = read(arrived, "ce_", HERE);
+        assert_eq!(message.key.as_deref(), Some("\u{fffd}\u{fffd}\u{1}"));
+        assert_eq!((message.content_type.as_str(), &message.payload[..]), ("a\u{fffd}", &b"1\0"[..]));
+        assert_eq!((&*message.headers["x\u{fffd}"], &*message.headers["plain"]), ("\u{fffd}y", "as it is"));
     }
 
     #[test]
