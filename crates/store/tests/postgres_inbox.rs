@@ -495,3 +495,87 @@ async fn pages_go_through_calls_of_any_size_in_the_order_of_the_work() {
         assert_eq!(ids(&newest_first), done, "pages of {limit}, the newest first");
     }
 }
+
+#[tokio::test]
+async fn only_the_message_is_parked_whose_value_is_too_deep_or_breaks_what_is_checked_late() {
+    let database = Database::fresh().await;
+    let store = database.open().await;
+    let application = database.application().await;
+    application
+        .batch_execute(
+            "CREATE TABLE customers (name text PRIMARY KEY);
+             INSERT INTO customers VALUES ('ann');
+             CREATE TABLE orders (body jsonb, customer text REFERENCES customers DEFERRABLE INITIALLY DEFERRED);
+             CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'not today' USING ERRCODE = 'AB123'; END $$;
+             CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW
+             WHEN (new.body = '\"refuse\"') EXECUTE FUNCTION refuse()",
+        )
+        .await
+        .unwrap();
+    let work = Work::Sql("INSERT INTO orders VALUES (:payload, :type)".to_owned());
+    let order = |payload: &str, customer: &str| {
+        let message = Message::new("orders", payload.to_owned()).kind(customer);
+        Arrival { message, seq: None, delivery: 0 }
+    };
+    let deep = "[".repeat(100_000);
+    for (payload, customer, why) in
+        [(&*deep, "ann", "stack depth"), ("1", "nobody", "foreign key"), ("\"refuse\"", "ann", "not today")]
+    {
+        let alone = vec![order(payload, customer)];
+        let among = vec![order("1", "ann"), order(payload, customer), order("2", "ann")];
+        for call in [alone, among] {
+            let bad = call.len() / 2;
+            let receipts = store.process("shop", call, &work, &InboxRules::default()).await.unwrap();
+            for (place, receipt) in receipts.into_iter().enumerate() {
+                match receipt {
+                    Receipt::Parked { error } => {
+                        assert!(place == bad && error.contains(why), "{why}: {error}")
+                    }
+                    other => assert!(place != bad && other == Receipt::Done, "{why}: {other:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_mark_that_a_handler_makes_meanwhile_outlives_a_call_that_parks_its_message() {
+    let database = Database::fresh().await;
+    let store = database.open().await;
+    let (application, other) = (database.application().await, database.application().await);
+    let rules = InboxRules::default();
+    let of_key = || Arrival { message: Message::new("orders", "1").key("k"), seq: None, delivery: 0 };
+    let (first, second) = (of_key(), of_key());
+    let id = second.message.id;
+    // The first fails, so the second has to wait behind it.
+    let granted = store.reserve("shop", vec![first.clone()], PATIENCE, &rules).await.unwrap();
+    let [Reservation::Granted(token)] = granted[..] else { panic!("{granted:?}") };
+    let failed = Handled::Retry { error: "not now".to_owned(), after: Some(PATIENCE) };
+    store.conclude("shop", vec![(first, token, failed)], &rules).await.unwrap();
+    // Nobody can park it as long as this row may come to be.
+    other
+        .batch_execute(&format!(
+            "BEGIN; INSERT INTO inbox_parked (grp, id, digest, topic, payload, content_type, headers, occurred_at, delivery,
+                                              attempts, dead, error)
+             SELECT grp, '{id}', '', '', '', '', '{{}}', now(), 0, 0, false, '' FROM inbox_groups"
+        ))
+        .await
+        .unwrap();
+    let parking = tokio::spawn({
+        let (store, rules, second) = (store.clone(), rules.clone(), second.clone());
+        async move { store.reserve("shop", vec![second], PATIENCE, &rules).await }
+    });
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let begun = std::time::Instant::now();
+    while number(&application, waits).await == 0 {
+        assert!(begun.elapsed() < PATIENCE, "nobody waits");
+        tokio::task::yield_now().await;
+    }
+    let once = format!("SELECT postrider_once('shop', '{id}')");
+    assert!(application.query_one(&once, &[]).await.unwrap().get::<_, bool>(0));
+    other.batch_execute("ROLLBACK").await.unwrap();
+    let parked = parking.await.unwrap().unwrap();
+    assert!(matches!(parked[..], [Reservation::Settled(Receipt::Parked { .. })]), "{parked:?}");
+    assert_eq!(number(&application, &format!("SELECT count(*) FROM inbox_ids WHERE id = '{id}'")).await, 1);
+}

@@ -338,7 +338,8 @@ fn of_group(config: &Config, name: &str, group: &Consumer, broker: Option<Guaran
             ));
             part.duplicates.push("a crash came between the work and its mark.".to_owned());
             if part.semantics == Some(Semantics::EffectivelyOnce) {
-                part.promises.push("doing it again changes nothing, as its routes say (idempotent).".to_owned());
+                part.promises
+                    .push("doing it again changes nothing, as its routes say (idempotent).".to_owned());
             }
         }
     }

@@ -45,6 +45,10 @@ pub(super) enum Purpose {
 /// Marks in one statement. While the server writes those, the next are made ready.
 const PART: usize = 2_000;
 
+/// Before the work of a message, or of many. What a constraint has against it is heard at the end of its statement, also where the
+/// application would wait for the end of the transaction: there nobody could say whose fault it is.
+const WORK: &str = "SAVEPOINT work; SET CONSTRAINTS ALL IMMEDIATE";
+
 /// Ids in a row of what was done. A message's position is the number of that row, and in its last 13 bits the place within.
 const IN_ROW: usize = 1 << 13;
 
@@ -191,7 +195,7 @@ impl<'a> Desk<'a> {
         };
         let Some(each) = statement.together() else { return Ok(false) };
         let (begun, done) = tokio::join!(biased;
-            self.tx.batch("SAVEPOINT work"), statement.run_each(self.tx, each, self.name, &new));
+            self.tx.batch(WORK), statement.run_each(self.tx, each, self.name, &new));
         begun?;
         let done = done?;
         if !done {
@@ -209,7 +213,7 @@ impl<'a> Desk<'a> {
             return Ok(Receipt::Busy);
         }
         let (begun, done) = tokio::join!(biased;
-            self.tx.batch("SAVEPOINT work"), job.run(self.tx, self.name, arrival));
+            self.tx.batch(WORK), job.run(self.tx, self.name, arrival));
         begun?;
         let handled = match done {
             Ok(()) => Handled::Done,
@@ -285,8 +289,8 @@ impl<'a> Desk<'a> {
 
     /// A message that is kept for later is not done.
     pub(super) fn keep(&mut self, arrival: &Arrival) {
-        let mark = self.marks.entry(arrival.message.id.0).or_insert(Mark::Taken);
-        if matches!(mark, Mark::Open(_)) {
+        // One that was only looked up has no mark of ours; somebody else may have made one since.
+        if let Some(mark @ Mark::Open(_)) = self.marks.get_mut(&arrival.message.id.0) {
             *mark = Mark::Taken;
         }
     }

@@ -77,13 +77,16 @@ impl From<Trouble> for Fault {
             return Self::Store(trouble);
         };
         match &code[..2] {
-            // What the values lead to: a constraint, a bad number, an exception that somebody raises.
-            "21" | "22" | "23" | "27" | "44" | "P0" => Self::Message(Error::from(trouble).to_string()),
             // What the statement itself leads to.
             "0A" | "26" | "3F" | "42" => {
                 Self::Unusable(format!("the handler's SQL cannot be used: {}", Error::from(trouble)))
             }
-            _ => Self::Store(trouble),
+            // What the server, the connection or the transaction leads to.
+            "00" | "08" | "0B" | "24" | "25" | "28" | "2D" | "34" | "3B" | "3D" | "40" | "53" | "55"
+            | "57" | "58" | "72" | "F0" | "HV" | "XX" => Self::Store(trouble),
+            // What the values lead to: a constraint, a bad number, a value that is too deep or too long, an exception that
+            // somebody raises, with a code of its own too.
+            _ => Self::Message(Error::from(trouble).to_string()),
         }
     }
 }
