@@ -1,6 +1,7 @@
 //! What recognising duplicates costs: a consumer that remembers nothing, beside the same one with each kind of memory.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use anyhow::{Result, ensure};
 use async_trait::async_trait;
 use broker::{Outcome, Outgoing, Publisher, embedded};
 use clap::ValueEnum;
+use futures::future::try_join_all;
 use inbox::{Consumer, Group, Handler};
 use message::{Message, MessageId};
 use store::hybrid::Hybrid;
@@ -26,6 +28,10 @@ use crate::{Size, arrow};
 
 /// Connections of the application.
 const CONNECTIONS: usize = 16;
+
+/// Messages in a transaction of the store's at least, and transactions side by side at most.
+const SHARE: usize = 1_000;
+const ABREAST: usize = 4;
 
 /// What the handler does with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -227,10 +233,8 @@ async fn memory(kind: Kind, database: &Database, redis: &str, work: Work) -> Res
         }
         Kind::LoopWithout => {
             let statement = statement(work).replace(":key", "v_key").replace(":id", "v_id");
-            Arc::new(Nothing::Block(
-                connect(&database.url).await?,
-                format!("{BLOCK}{statement}; END LOOP; END $$"),
-            ))
+            let clients = try_join_all((0..ABREAST).map(|_| connect(&database.url))).await?;
+            Arc::new(Nothing::Block(clients, format!("{BLOCK}{statement}; END LOOP; END $$")))
         }
         Kind::Sql | Kind::TogetherSql => database.open().await?,
         Kind::Redis => {
@@ -289,41 +293,56 @@ const CURSOR: &str = "DECLARE messages CURSOR FOR SELECT $1::uuid[], $2::text[]"
 const BLOCK: &str = "DO $$ DECLARE messages refcursor := 'messages'; ids uuid[]; keys text[]; v_id uuid; v_key text; \
      BEGIN FETCH messages INTO ids, keys; CLOSE messages; FOR v_id, v_key IN SELECT unnest(ids), unnest(keys) LOOP ";
 
-/// An inbox that remembers nothing and does the work of a statement, a batch in a transaction.
+/// An inbox that remembers nothing and does the work of a statement, many messages in a transaction.
 enum Nothing {
     /// A statement for each message.
     Statement(Client, String),
-    /// A block for all of them.
-    Block(Client, String),
+    /// A block for all of them, on as many connections as the store uses.
+    Block(Vec<Client>, String),
 }
 
 impl Nothing {
     async fn work(&self, arrivals: &[Arrival]) -> Result<(), tokio_postgres::Error> {
-        let (Self::Statement(client, _) | Self::Block(client, _)) = self;
-        client.batch_execute("BEGIN").await?;
         match self {
-            Self::Statement(_, statement) => {
+            Self::Statement(client, statement) => {
+                client.batch_execute("BEGIN").await?;
                 let statement = client.prepare(statement).await?;
                 let rows = arrivals.iter().map(|arrival| async {
                     client.execute(&statement, &[&arrival.message.id.0, &arrival.message.key]).await
                 });
                 // All on their way before the first answer.
-                futures::future::try_join_all(rows).await?;
+                try_join_all(rows).await?;
+                client.batch_execute("COMMIT").await
             }
-            Self::Block(_, block) => {
-                for part in arrivals.chunks(1_000) {
-                    let ids: Vec<Uuid> = part.iter().map(|arrival| arrival.message.id.0).collect();
-                    let keys: Vec<_> = part.iter().map(|arrival| arrival.message.key.as_deref()).collect();
-                    let values: [(&(dyn ToSql + Sync), Type); 2] =
-                        [(&ids, Type::UUID_ARRAY), (&keys, Type::TEXT_ARRAY)];
-                    let (opened, done) = tokio::join!(biased; client.execute_typed(CURSOR, &values), client.batch_execute(block));
-                    opened?;
-                    done?;
+            Self::Block(clients, block) => {
+                let count = (arrivals.len() / SHARE).clamp(1, clients.len());
+                let mut shares = vec![Vec::new(); count];
+                for arrival in arrivals {
+                    let mut hash = DefaultHasher::new();
+                    arrival.message.key.hash(&mut hash);
+                    shares[(hash.finish() % count as u64) as usize].push(arrival);
                 }
+                let shares =
+                    clients.iter().zip(&shares).map(|(client, share)| run_block(client, block, share));
+                try_join_all(shares).await.map(drop)
             }
         }
-        client.batch_execute("COMMIT").await
     }
+}
+
+/// Does the work of these in one transaction.
+async fn run_block(client: &Client, block: &str, arrivals: &[&Arrival]) -> Result<(), tokio_postgres::Error> {
+    client.batch_execute("BEGIN").await?;
+    for part in arrivals.chunks(1_000) {
+        let ids: Vec<Uuid> = part.iter().map(|arrival| arrival.message.id.0).collect();
+        let keys: Vec<_> = part.iter().map(|arrival| arrival.message.key.as_deref()).collect();
+        let values: [(&(dyn ToSql + Sync), Type); 2] = [(&ids, Type::UUID_ARRAY), (&keys, Type::TEXT_ARRAY)];
+        let (opened, done) =
+            tokio::join!(biased; client.execute_typed(CURSOR, &values), client.batch_execute(block));
+        opened?;
+        done?;
+    }
+    client.batch_execute("COMMIT").await
 }
 
 #[async_trait]

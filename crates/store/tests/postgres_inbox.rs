@@ -184,7 +184,7 @@ async fn postgres_goes_from_message_to_message_by_itself() {
         let receipts = store.process("billing", arrivals, &work, &rules).await.unwrap();
         assert_eq!(receipts, vec![Receipt::Done; count]);
     };
-    process((0..2_500).map(|n| unkeyed(&n.to_string())).collect()).await;
+    process((0..2_500).map(|n| of_one_key(&n.to_string())).collect()).await;
     assert_eq!(number(&application, statements).await, 3, "a thousand at a time");
     application.batch_execute("TRUNCATE done").await.unwrap();
     process((0..10).map(|_| unkeyed(&"x".repeat(400_000))).collect()).await;
@@ -253,8 +253,52 @@ async fn a_call_with_more_keys_than_a_server_has_locks_for_is_done() {
     assert_eq!(receipts, vec![Receipt::Done; keys]);
 }
 
+#[tokio::test]
+async fn a_large_call_is_done_side_by_side_with_each_key_in_order_and_each_receipt_in_its_place() {
+    let database = Database::fresh().await;
+    let store = database.open().await;
+    let application = database.application().await;
+    // Whoever writes a row says in which process of the server.
+    application
+        .batch_execute(
+            "CREATE TABLE done (position bigserial, key text, number bigint CHECK (number <> 2000),
+                                process int DEFAULT pg_backend_pid())",
+        )
+        .await
+        .unwrap();
+    let work = Work::Sql("INSERT INTO done (key, number) VALUES (:key, :payload)".to_owned());
+    let arrivals: Vec<Arrival> = (0..4_000)
+        .map(|number| {
+            let message = Message::new("orders", number.to_string()).key((number % 97).to_string());
+            Arrival { message, seq: Some(number), delivery: 0 }
+        })
+        .collect();
+    let rules = InboxRules::default();
+    let process = || store.process("billing", arrivals.clone(), &work, &rules);
+    let receipts = process().await.unwrap();
+    for (number, receipt) in receipts.iter().enumerate() {
+        let waits = number >= 2_000 && number % 97 == 2_000 % 97;
+        assert_eq!(matches!(receipt, Receipt::Parked { .. }), waits, "{number}: {receipt:?}");
+        assert_eq!(*receipt == Receipt::Done, !waits, "{number}: {receipt:?}");
+    }
+    let disordered = "SELECT count(*) FROM done a JOIN done b ON a.key = b.key AND a.position < b.position
+                      WHERE a.number >= b.number";
+    assert_eq!(number(&application, disordered).await, 0);
+    assert_eq!(number(&application, "SELECT count(DISTINCT process) FROM done").await, 4);
+    let again = process().await.unwrap();
+    for (first, second) in receipts.iter().zip(again) {
+        assert_eq!(*first == Receipt::Done, second == Receipt::Duplicate, "{first:?}, then {second:?}");
+    }
+}
+
 fn unkeyed(payload: &str) -> Arrival {
     Arrival { message: Message::new("orders", payload.to_owned()), seq: None, delivery: 0 }
+}
+
+/// However many of them a call has, they are one transaction.
+fn of_one_key(payload: &str) -> Arrival {
+    let Arrival { message, seq, delivery } = unkeyed(payload);
+    Arrival { message: message.key("one"), seq, delivery }
 }
 
 #[tokio::test]
@@ -479,7 +523,7 @@ async fn pages_go_through_calls_of_any_size_in_the_order_of_the_work() {
     let mut done = Vec::new();
     // The last but one is more than a row of what was done has room for.
     for size in [1, 40, 1, 700, 8_200, 3] {
-        let arrivals: Vec<Arrival> = (0..size).map(|n| unkeyed(&n.to_string())).collect();
+        let arrivals: Vec<Arrival> = (0..size).map(|n| of_one_key(&n.to_string())).collect();
         // Not in the order of their ids, in which they are marked.
         let arrivals: Vec<Arrival> = arrivals.into_iter().rev().collect();
         done.extend(arrivals.iter().map(|arrival| arrival.message.id));

@@ -205,8 +205,8 @@ pub trait Inbox: Send + Sync {
     /// Says what is wrong with it and what to do.
     async fn check(&self, work: &Work) -> Result<(), Error>;
 
-    /// Does `work` for each arrival in the transaction of its mark. After the first `Unavailable` the rest
-    /// are not tried. One receipt each, in order.
+    /// Does `work` for each arrival in the transaction of its mark. After the first `Unavailable` the rest are not tried, but
+    /// for those of other keys that a store works on at the same time. One receipt each, in order.
     async fn process(
         &self,
         group: &str,

@@ -1,9 +1,11 @@
 //! The inbox: the work of each message and its mark, in one transaction.
 //!
-//! Of two transactions with the same id one waits for the other at the unique index of marks, so every call begins by
+//! Of two transactions with the same id one waits for the other at the unique index of marks, so each begins by
 //! marking all its messages in the order of their ids and takes back, at its end, the marks of those that were not done. Where one
 //! has a mark already that fails; the call begins anew, and this time looks which have none. What was done is one row more, which
 //! lists it in its order.
+//!
+//! A large call is done in shares, each with transactions of its own, side by side: messages of a key are in one share.
 //!
 //! With `ordered`, messages of one key are kept apart by an advisory lock of the transaction, and whoever reserves has such
 //! locks for its ids; nothing else serialises the workers of a group.
@@ -17,11 +19,13 @@ mod reserved;
 mod work;
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::future::join_all;
 use message::MessageId;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -86,10 +90,12 @@ impl Group {
         Marking { group: self, looks: AtomicBool::new(self.is_wary()) }
     }
 
-    /// A call that did not look met a mark.
+    /// A transaction that did not look met a mark. What was begun before another one told of such a surprise is no further one.
     fn was_surprised(&self) {
         let mut wariness = self.wariness();
-        wariness.last = (wariness.last * 2).clamp(WARY, WARIEST);
+        if wariness.left == 0 {
+            wariness.last = (wariness.last * 2).clamp(WARY, WARIEST);
+        }
         wariness.left = wariness.last;
     }
 
@@ -117,21 +123,50 @@ impl Marking<'_> {
     }
 }
 
-/// Keys that a transaction locks at most. A server has room for some thousands of locks, all its transactions together:
+/// Keys that a call locks at a time, at most. A server has room for some thousands of locks, all its transactions together:
 /// with the usual settings for 12,000.
 const KEYS: usize = 2_000;
 
-/// A call in parts, each for a transaction of its own.
-fn parts<'a, T>(items: &'a [T], rules: &InboxRules, arrival: impl Fn(&'a T) -> &'a Arrival) -> Vec<&'a [T]> {
+/// Messages that are worth a transaction beside others of their call, and how many of those there are at most.
+const SHARE: usize = 1_000;
+const ABREAST: usize = 4;
+
+/// The topic and key within which a message keeps its order.
+fn ordered_key<'a>(arrival: &'a Arrival, rules: &InboxRules) -> Option<(&'a str, &'a str)> {
+    let message = &arrival.message;
+    message.key.as_deref().filter(|_| rules.ordered).map(|key| (message.topic.as_str(), key))
+}
+
+/// The places of a call in shares that are done side by side: a server has a process for each connection, and one of them uses
+/// one processor. Messages of a key are in one share.
+fn shares(arrivals: &[Arrival], rules: &InboxRules) -> Vec<Vec<usize>> {
+    let count = (arrivals.len() / SHARE).clamp(1, ABREAST);
+    let mut shares = vec![Vec::with_capacity(arrivals.len() / count); count];
+    for (place, arrival) in arrivals.iter().enumerate() {
+        let mut hash = DefaultHasher::new();
+        match ordered_key(arrival, rules) {
+            Some(key) => key.hash(&mut hash),
+            None => arrival.message.id.0.hash(&mut hash),
+        }
+        shares[(hash.finish() % count as u64) as usize].push(place);
+    }
+    shares.retain(|share| !share.is_empty());
+    shares
+}
+
+/// A call in parts of `most` keys, one transaction after another.
+fn parts<'a, T>(
+    items: &'a [T],
+    rules: &InboxRules,
+    most: usize,
+    arrival: impl Fn(&'a T) -> &'a Arrival,
+) -> Vec<&'a [T]> {
     let mut parts = Vec::new();
     let mut keys = HashSet::new();
     let mut begin = 0;
     for (place, item) in items.iter().enumerate() {
-        let message = &arrival(item).message;
-        keys.extend(
-            message.key.as_deref().filter(|_| rules.ordered).map(|key| (message.topic.as_str(), key)),
-        );
-        if keys.len() == KEYS || place + 1 == items.len() {
+        keys.extend(ordered_key(arrival(item), rules));
+        if keys.len() == most || place + 1 == items.len() {
             parts.push(&items[begin..=place]);
             begin = place + 1;
             keys.clear();
@@ -163,29 +198,23 @@ impl Inbox for PostgresStore {
             Work::Script(_) => return Err(Error::Refused(NO_SCRIPTS.to_owned())),
         };
         let known = self.group(group).await?;
-        let mut receipts: Vec<Receipt> = Vec::with_capacity(arrivals.len());
-        for part in parts(&arrivals, rules, |arrival| arrival) {
-            if let Some(down @ Receipt::Unavailable { .. }) = receipts.last() {
-                receipts.extend(vec![down.clone(); part.len()]);
-                continue;
+        let shares = shares(&arrivals, rules);
+        let keys = KEYS / shares.len().max(1);
+        let done = shares.iter().map(|share| {
+            let share = share.iter().map(|place| &arrivals[*place]).collect();
+            self.process_share(&known, group, share, &job, rules, keys)
+        });
+        let mut receipts = vec![Receipt::Busy; arrivals.len()];
+        let mut unusable = false;
+        // All of them to their end: one that is dropped would take its connection with it.
+        for (share, done) in shares.iter().zip(join_all(done).await) {
+            for (place, receipt) in share.iter().zip(done.inspect_err(|_| self.statements.forget(work))?) {
+                unusable |= matches!(receipt, Receipt::Unavailable { .. });
+                receipts[*place] = receipt;
             }
-            let marking = known.marking();
-            let done = repeat(|| async {
-                let tx = self.connections.transaction().await?;
-                let result = async {
-                    let mut desk =
-                        Desk::open(self, &tx, group, &marking, rules, part.iter(), Purpose::Process).await?;
-                    let receipts = desk.process(part, &job).await?;
-                    desk.finish().await?;
-                    Ok(receipts)
-                }
-                .await;
-                tx.end(result).await
-            });
-            receipts.extend(done.await.inspect_err(|_| self.statements.forget(work))?);
-            if matches!(receipts.last(), Some(Receipt::Unavailable { .. })) {
-                self.statements.forget(work);
-            }
+        }
+        if unusable {
+            self.statements.forget(work);
         }
         Ok(receipts)
     }
@@ -199,7 +228,7 @@ impl Inbox for PostgresStore {
     ) -> Result<Vec<Reservation>, Error> {
         let known = self.group(group).await?;
         let mut reservations = Vec::with_capacity(arrivals.len());
-        for part in parts(&arrivals, rules, |arrival| arrival) {
+        for part in parts(&arrivals, rules, KEYS, |arrival| arrival) {
             let marking = known.marking();
             let reserved = repeat(|| async {
                 let tx = self.connections.transaction().await?;
@@ -235,7 +264,7 @@ impl Inbox for PostgresStore {
     ) -> Result<Vec<Receipt>, Error> {
         let known = self.group(group).await?;
         let mut receipts = Vec::with_capacity(conclusions.len());
-        for part in parts(&conclusions, rules, |(arrival, ..)| arrival) {
+        for part in parts(&conclusions, rules, KEYS, |(arrival, ..)| arrival) {
             let marking = known.marking();
             let concluded = repeat(|| async {
                 let tx = self.connections.transaction().await?;
@@ -371,6 +400,41 @@ impl Inbox for PostgresStore {
 }
 
 impl PostgresStore {
+    /// Does the work of these, one transaction for each part of `keys` keys.
+    async fn process_share(
+        &self,
+        known: &Group,
+        group: &str,
+        share: Vec<&Arrival>,
+        job: &Job,
+        rules: &InboxRules,
+        keys: usize,
+    ) -> Result<Vec<Receipt>, Error> {
+        let mut receipts: Vec<Receipt> = Vec::with_capacity(share.len());
+        for part in parts(&share, rules, keys, |arrival| arrival) {
+            if let Some(down @ Receipt::Unavailable { .. }) = receipts.last() {
+                receipts.extend(vec![down.clone(); part.len()]);
+                continue;
+            }
+            let marking = known.marking();
+            let done = repeat(|| async {
+                let tx = self.connections.transaction().await?;
+                let result = async {
+                    let arrivals = part.iter().copied();
+                    let mut desk =
+                        Desk::open(self, &tx, group, &marking, rules, arrivals, Purpose::Process).await?;
+                    let receipts = desk.process(part, job).await?;
+                    desk.finish().await?;
+                    Ok(receipts)
+                }
+                .await;
+                tx.end(result).await
+            });
+            receipts.extend(done.await?);
+        }
+        Ok(receipts)
+    }
+
     /// What is known of a group, which gets its number on first use, in a transaction of its own: what follows may be undone.
     async fn group(&self, group: &str) -> Result<Arc<Group>, Error> {
         let groups = || self.groups.0.lock().expect("nobody panics while a group is looked up");
@@ -419,9 +483,38 @@ mod tests {
             calls.push(calls_until_it_is_not());
         }
         assert_eq!(calls, [16, 32, 64, 128, 256, 512, 1_024, 1_024]);
+        let side_by_side = Group { number: 1, wariness: Mutex::default() };
+        (0..4).for_each(|_| side_by_side.was_surprised());
+        assert_eq!(side_by_side.wariness().left, 16, "one call with four transactions was surprised once");
         group.was_surprised();
         group.has_looked(false);
         group.has_looked(true);
         assert_eq!(calls_until_it_is_not(), 1_024, "marks that are expected keep it wary");
+    }
+
+    #[test]
+    fn messages_of_a_key_share_a_transaction_in_their_order_and_a_small_call_is_one() {
+        let arrivals: Vec<Arrival> = (0..4_500)
+            .map(|number| {
+                let message = message::Message::new("orders", number.to_string());
+                let message = if number % 10 == 0 { message } else { message.key((number % 90).to_string()) };
+                Arrival { message, seq: Some(number), delivery: 0 }
+            })
+            .collect();
+        let rules = InboxRules::default();
+        assert_eq!(shares(&arrivals[..1_999], &rules), [(0..1_999).collect::<Vec<_>>()]);
+        assert_eq!(shares(&[], &rules), Vec::<Vec<usize>>::new());
+        let shares = shares(&arrivals, &rules);
+        assert_eq!(shares.len(), ABREAST);
+        let mut share_of: HashMap<&str, usize> = HashMap::new();
+        for (number, share) in shares.iter().enumerate() {
+            assert!(share.is_sorted() && share.len() > 500, "{} in a share", share.len());
+            for (_, key) in share.iter().filter_map(|place| ordered_key(&arrivals[*place], &rules)) {
+                assert_eq!(*share_of.entry(key).or_insert(number), number, "{key}");
+            }
+        }
+        let mut places = shares.concat();
+        places.sort_unstable();
+        assert!(places.into_iter().eq(0..arrivals.len()));
     }
 }

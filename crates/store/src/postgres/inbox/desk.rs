@@ -13,10 +13,10 @@ use super::super::PostgresStore;
 use super::super::acknowledge::Acknowledger;
 use super::super::connection::{Parameters, Transaction};
 use super::super::error::Trouble;
-use super::Marking;
 use super::parked::{Standing, key_lock, lock};
 use super::reserved::{Held, id_lock};
 use super::work::{Fault, Job};
+use super::{Marking, ordered_key};
 use crate::column::{OTHER_CONTENT, digest};
 use crate::{Arrival, Error, Handled, InboxRules, Receipt, Seq};
 
@@ -93,9 +93,7 @@ impl<'a> Desk<'a> {
         purpose: Purpose,
     ) -> Result<Self, Trouble> {
         let group = marking.group.number;
-        let key = |arrival: &'a Arrival| {
-            Some((arrival.message.topic.as_str(), arrival.message.key.as_deref().filter(|_| rules.ordered)?))
-        };
+        let key = |arrival: &'a Arrival| ordered_key(arrival, rules);
         let arrivals: Vec<&Arrival> = arrivals.collect();
         let keys: HashSet<(&str, &str)> = arrivals.iter().filter_map(|arrival| key(arrival)).collect();
         let mut locks: Vec<i64> = keys.into_iter().map(|(topic, key)| key_lock(group, topic, key)).collect();
@@ -159,7 +157,11 @@ impl<'a> Desk<'a> {
         count(self.tx, self.group, &self.counts).await
     }
 
-    pub(super) async fn process(&mut self, arrivals: &[Arrival], job: &Job) -> Result<Vec<Receipt>, Trouble> {
+    pub(super) async fn process(
+        &mut self,
+        arrivals: &[&Arrival],
+        job: &Job,
+    ) -> Result<Vec<Receipt>, Trouble> {
         // The usual case: nothing is parked or reserved, and the work of all new ones succeeds, in one trip.
         let together = !self.parked && !self.reservations && self.all_at_once(arrivals, job).await?;
         let mut unavailable: Option<Receipt> = None;
@@ -180,10 +182,11 @@ impl<'a> Desk<'a> {
 
     /// Does the work of all that are new. `false` when some of it failed, or it is to be done one by one: then
     /// none of it was done.
-    async fn all_at_once(&self, arrivals: &[Arrival], job: &Job) -> Result<bool, Trouble> {
+    async fn all_at_once(&self, arrivals: &[&Arrival], job: &Job) -> Result<bool, Trouble> {
         let mut seen = HashSet::new();
         let new: Vec<&Arrival> = arrivals
             .iter()
+            .copied()
             .filter(|arrival| seen.insert(arrival.message.id.0))
             .filter(|arrival| matches!(self.marks.get(&arrival.message.id.0), Some(Mark::Open(_))))
             .collect();
