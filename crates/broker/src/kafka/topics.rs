@@ -189,7 +189,11 @@ impl Topics {
         let options = AdminOptions::new().request_timeout(Some(rest(until)));
         let made = self.admin.create_topics([topic], &options).await;
         let failed = match made.map(|made| made.into_iter().next()) {
-            Ok(None | Some(Ok(_))) => None,
+            Ok(None | Some(Ok(_))) => {
+                let partitions = topic.num_partitions;
+                tracing::info!(topic = name, partitions, "made a topic that was missing");
+                None
+            }
             // Somebody was quicker.
             Ok(Some(Err((_, Code::TopicAlreadyExists)))) => None,
             Ok(Some(Err((_, code)))) => Some(KafkaError::AdminOp(code)),
@@ -198,7 +202,6 @@ impl Topics {
         if let Some(failed) = failed {
             return Err(self.trouble(name, &failed));
         }
-        tracing::info!(topic = name, partitions = topic.num_partitions, "made a topic that was missing");
         // It is there when every server has heard of it.
         loop {
             match self.exists(name, until).await {
