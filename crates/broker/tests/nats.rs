@@ -1,8 +1,6 @@
 //! What is peculiar to NATS JetStream, on a real server: streams that vanish or would lose messages, confirmations and
 //! deliveries that are lost on the way, and duplicates.
 
-mod nats_line;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,9 +15,8 @@ use broker::{
     Subscription,
 };
 use message::Message;
-use nats_line::Line;
 use testkit::servers::{Own, url};
-use testkit::within;
+use testkit::{Line, within};
 use uuid::Uuid;
 
 /// Long enough for anything that happens at all.
@@ -33,6 +30,13 @@ fn prefix() -> String {
 fn open(server: &str, prefix: &str, more: &str) -> Broker {
     let url = format!("{server}?prefix={prefix}&partitions=4&timeout=2s&lease=1s{more}");
     Broker::open(Config::from_url(&url).expect("it is one")).expect("it can be opened")
+}
+
+/// A line to the server, and the URL of whoever comes by it.
+async fn line_to(server: &str) -> (Line, String) {
+    let line = Line::to(server.trim_start_matches("nats://")).await;
+    let url = format!("nats://{}", line.place());
+    (line, url)
 }
 
 async fn server(url: &str) -> Context {
@@ -163,8 +167,8 @@ async fn a_message_is_stored_twice_only_when_the_window_is_over_or_it_is_sent_ag
 async fn a_message_whose_confirmation_was_lost_is_stored_once() {
     let (server_url, prefix) = (url("nats"), prefix());
     let server = server(&server_url).await;
-    let line = Line::to(&server_url).await;
-    let broker = open(&line.url(), &prefix, "");
+    let (line, line_url) = line_to(&server_url).await;
+    let broker = open(&line_url, &prefix, "");
     assert!(all_confirmed(&broker.publish(batch(0, 1)).await));
     line.deafen();
     let lost: Vec<Outgoing> =
@@ -184,8 +188,8 @@ async fn a_message_whose_confirmation_was_lost_is_stored_once() {
 #[tokio::test]
 async fn messages_whose_acknowledgements_were_lost_come_again() {
     let (server_url, prefix) = (url("nats"), prefix());
-    let line = Line::to(&server_url).await;
-    let (near, far) = (open(&server_url, &prefix, ""), open(&line.url(), &prefix, ""));
+    let (line, line_url) = line_to(&server_url).await;
+    let (near, far) = (open(&server_url, &prefix, ""), open(&line_url, &prefix, ""));
     assert!(all_confirmed(&near.publish(batch(0, 1000)).await));
     let mut first = subscribe(&far, "billing").await;
     let came = receive(&mut first, 1000).await;
@@ -206,8 +210,8 @@ async fn messages_whose_acknowledgements_were_lost_come_again() {
 #[tokio::test]
 async fn an_acknowledgement_that_was_not_confirmed_is_said_again_with_the_next() {
     let (server_url, prefix) = (url("nats"), prefix());
-    let line = Line::to(&server_url).await;
-    let (near, far) = (open(&server_url, &prefix, "&lease=30s"), open(&line.url(), &prefix, "&lease=30s"));
+    let (line, line_url) = line_to(&server_url).await;
+    let (near, far) = (open(&server_url, &prefix, "&lease=30s"), open(&line_url, &prefix, "&lease=30s"));
     assert!(all_confirmed(&near.publish(batch(0, 20)).await));
     let mut subscription = subscribe(&far, "billing").await;
     let came = receive(&mut subscription, 20).await;
@@ -227,8 +231,8 @@ async fn an_acknowledgement_that_was_not_confirmed_is_said_again_with_the_next()
 #[tokio::test]
 async fn nothing_overtakes_a_delivery_that_was_lost_on_its_way() {
     let (server_url, prefix) = (url("nats"), prefix());
-    let line = Line::to(&server_url).await;
-    let (near, far) = (open(&server_url, &prefix, ""), open(&line.url(), &prefix, "&lease=3s"));
+    let (line, line_url) = line_to(&server_url).await;
+    let (near, far) = (open(&server_url, &prefix, ""), open(&line_url, &prefix, "&lease=3s"));
     let mut subscription = subscribe(&far, "billing").await;
     let publishing = tokio::spawn(async move {
         for round in 0..40 {

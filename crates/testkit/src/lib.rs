@@ -5,9 +5,11 @@
 //! rule on purpose: a case that does not notice proves nothing. Only ever a dev-dependency.
 
 pub mod broker;
+mod line;
 mod rejection;
 pub mod servers;
 pub mod store;
 mod wait;
 
+pub use line::Line;
 pub use wait::{eventually, until, within};

@@ -4,7 +4,6 @@
 //! nothing. On the first signal things stop in the order in which messages flow out of them: no new requests, then the
 //! consumers finish what they have in hand, then the relay gives its lanes back.
 
-mod acknowledgements;
 mod banner;
 mod flow;
 mod health;

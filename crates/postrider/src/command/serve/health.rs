@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use chrono::{DateTime, Utc};
-use server::{AllOverdue, AllTransactions, Component, FlowView, Health, Lost, Overdue, TransactionsView};
+use server::{
+    AllOverdue, AllTransactions, Component, FlowView, Health, Hearing, Lost, Overdue, TransactionsView,
+};
 
 use super::super::output::relative;
-use super::acknowledgements::Hearing;
 use super::flow::Flows;
 use super::parts::{Brokers, Parts};
 use crate::config::Config;
@@ -154,10 +156,8 @@ impl Pulse {
             let detail = format!("{messages}{share} lost since the start, the last because {error}");
             component(&format!("route {route}"), true, detail)
         });
-        let heard = self.hearing.iter().map(|hearing| {
-            let (name, ok, detail) = hearing.view();
-            component(&name, ok, detail)
-        });
+        let ago = |moment: SystemTime| relative(moment.into(), Utc::now());
+        let heard = self.hearing.iter().map(|hearing| hearing.view(ago));
         let lost = lost.chain(flows.iter().filter_map(flowing)).chain(heard);
         let Some(reporter) = &self.relay else { return lost.collect() };
         let status = reporter.status();

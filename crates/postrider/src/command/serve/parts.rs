@@ -9,6 +9,7 @@ use admin::{Contract, Desk};
 use broker::{Connected, Publisher, Subscriber};
 use inbox::{Acknowledge, CommandHandler, Group, HttpHandler, Maker, Transform};
 use message::{Message, OnDead, Order, Semantics};
+use server::{Hearing, listen};
 use store::{Inbox, InboxRules, Store, Work};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -16,7 +17,6 @@ use tokio::task::JoinHandle;
 use super::super::failure::Failure;
 use super::super::inboxes::Inboxes;
 use super::super::world;
-use super::acknowledgements::{Hearing, listen};
 use super::flow::Flows;
 use super::health::Pulse;
 use crate::config::{AcknowledgeTo, Config, Consumer, Handler};
@@ -104,7 +104,8 @@ impl Parts {
 /// Opens every broker of the configuration.
 pub(super) fn brokers(config: &Config) -> Result<Brokers, Failure> {
     let open = world::brokers(config)?;
-    let hearing = config.producer.acknowledgements.as_ref().map(|heard| Arc::new(Hearing::of(heard)));
+    let heard = config.producer.acknowledgements.as_ref();
+    let hearing = heard.map(|heard| Arc::new(Hearing::new(&heard.topic, &heard.group)));
     Ok(Brokers { open, hearing })
 }
 
@@ -321,7 +322,7 @@ pub(super) fn acknowledgements(
         return Ok(None);
     };
     let subscriber = subscriber_of(brokers, &heard.broker)?;
-    let listening = listen(subscriber, heard.clone(), hearing.clone(), desk.clone(), stopped);
+    let listening = listen(subscriber, hearing.clone(), desk.clone(), stopped);
     Ok(Some(tokio::spawn(listening)))
 }
 

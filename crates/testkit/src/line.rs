@@ -1,4 +1,5 @@
-//! A line between a client and a server that can be cut, or made deaf in one direction.
+//! A line between clients and a server that can be cut, or made deaf in one direction: where answers get lost, a client
+//! that tries again by itself sends twice.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,15 +20,19 @@ struct State {
 }
 
 /// The line. Gone when dropped.
-pub(crate) struct Line {
+#[derive(Debug)]
+pub struct Line {
     state: Arc<watch::Sender<State>>,
     address: SocketAddr,
 }
 
 impl Line {
-    /// A line to the server of a URL such as `nats://127.0.0.1:4222`.
-    pub(crate) async fn to(url: &str) -> Self {
-        let server = url.trim_start_matches("nats://").to_owned();
+    /// A line to the server at this host and port, which may come later.
+    ///
+    /// # Panics
+    /// When no port is free.
+    pub async fn to(place: impl Into<String>) -> Self {
+        let server = place.into();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it listens");
         let state = Arc::new(watch::Sender::new(State { deaf: false, mute: false, cuts: 0 }));
@@ -42,23 +47,23 @@ impl Line {
         Self { state, address }
     }
 
-    /// What a client connects to.
-    pub(crate) fn url(&self) -> String {
-        format!("nats://{}", self.address)
+    /// Host and port that clients connect to.
+    pub fn place(&self) -> String {
+        self.address.to_string()
     }
 
     /// From now on what the server says is lost.
-    pub(crate) fn deafen(&self) {
+    pub fn deafen(&self) {
         self.state.send_modify(|state| state.deaf = true);
     }
 
     /// From now on what the client says is lost.
-    pub(crate) fn silence(&self) {
+    pub fn silence(&self) {
         self.state.send_modify(|state| state.mute = true);
     }
 
     /// Cuts every connection; new ones are carried faithfully.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.state.send_modify(|state| *state = State { deaf: false, mute: false, cuts: state.cuts + 1 });
     }
 }

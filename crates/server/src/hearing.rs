@@ -5,11 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use admin::{AcknowledgeRequest, Desk, Problem};
 use broker::{Delivery, Position, ReceiveError, Subscriber, Subscription};
-use chrono::Utc;
 use tokio::sync::watch;
 
-use super::super::output::relative;
-use crate::config::Acknowledgements;
+use crate::health::Component;
 
 /// Acknowledgements that are written at once.
 const BATCH: usize = 500;
@@ -22,12 +20,16 @@ const LAST_WAIT: Duration = Duration::from_secs(10);
 /// fail right after.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// How the listening goes, for whoever asks.
-pub(super) struct Hearing {
+/// What is listened to, and how that goes, for whoever asks.
+#[derive(Debug)]
+pub struct Hearing {
     topic: String,
+    /// As which group.
+    group: String,
     state: Mutex<State>,
 }
 
+#[derive(Debug)]
 enum State {
     /// Nothing is known yet.
     Joining,
@@ -39,21 +41,23 @@ enum State {
 }
 
 impl Hearing {
-    pub(super) fn of(heard: &Acknowledgements) -> Self {
-        Self { topic: heard.topic.clone(), state: Mutex::new(State::Joining) }
+    /// What is said in `topic`, heard by one of `group`.
+    pub fn new(topic: impl Into<String>, group: impl Into<String>) -> Self {
+        Self { topic: topic.into(), group: group.into(), state: Mutex::new(State::Joining) }
     }
 
-    /// Whose acknowledgements those are, whether they are heard, and what is in the way.
-    pub(super) fn view(&self) -> (String, bool, String) {
-        let name = format!("acknowledgements by topic {}", self.topic);
-        match &*self.state() {
-            State::Joining => (name, true, "joining".to_owned()),
-            State::Listening => (name, true, "listening".to_owned()),
+    /// Whose acknowledgements those are, whether they are heard, and what is in the way; `ago` says how long ago a moment
+    /// was, for people.
+    pub fn view(&self, ago: impl Fn(SystemTime) -> String) -> Component {
+        let (ok, detail) = match &*self.state() {
+            State::Joining => (true, "joining".to_owned()),
+            State::Listening => (true, "listening".to_owned()),
             State::Failing { since, problem } => {
-                let since = relative((*since).into(), Utc::now());
-                (name, false, format!("paused {since}: {problem}; it goes on by itself and none is lost"))
+                let since = ago(*since);
+                (false, format!("paused {since}: {problem}; it goes on by itself and none is lost"))
             }
-        }
+        };
+        Component { name: format!("acknowledgements by topic {}", self.topic), ok, detail }
     }
 
     fn well(&self) {
@@ -75,21 +79,23 @@ impl Hearing {
     }
 }
 
-/// Listens until the process stops.
-pub(super) async fn listen(
+/// Listens until it is told to stop. What was heard and not written is heard again.
+///
+/// # Cancel safety
+/// Dropped, it leaves its group when its lease runs out.
+pub async fn listen(
     subscriber: Arc<dyn Subscriber>,
-    heard: Acknowledgements,
     hearing: Arc<Hearing>,
     desk: Arc<Desk>,
     mut stopped: watch::Receiver<bool>,
 ) {
     let mut wait = FIRST_WAIT;
     while !*stopped.borrow() {
-        match hear(&*subscriber, &heard, &hearing, &desk, &mut stopped, &mut wait).await {
+        match hear(&*subscriber, &hearing, &desk, &mut stopped, &mut wait).await {
             Ok(()) => return,
             Err(error) => {
                 hearing.fails(error.to_string());
-                tracing::warn!(%error, topic = heard.topic, "acknowledgements cannot be heard; trying again")
+                tracing::warn!(%error, topic = hearing.topic, "acknowledgements cannot be heard; trying again")
             }
         }
         pause(&mut wait, &mut stopped).await;
@@ -110,13 +116,12 @@ async fn pause(wait: &mut Duration, stopped: &mut watch::Receiver<bool>) {
 /// Hears and writes until the process stops or the broker fails.
 async fn hear(
     subscriber: &dyn Subscriber,
-    heard: &Acknowledgements,
     hearing: &Hearing,
     desk: &Desk,
     stopped: &mut watch::Receiver<bool>,
     wait: &mut Duration,
 ) -> Result<(), ReceiveError> {
-    let mut subscription = subscriber.subscribe(&heard.group, std::slice::from_ref(&heard.topic)).await?;
+    let mut subscription = subscriber.subscribe(&hearing.group, std::slice::from_ref(&hearing.topic)).await?;
     loop {
         let deliveries = tokio::select! {
             deliveries = receive(&mut *subscription, hearing) => deliveries?,
