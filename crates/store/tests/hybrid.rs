@@ -4,7 +4,6 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use message::Message;
@@ -361,75 +360,4 @@ fn what_could_never_work_is_refused_without_telling_a_password() {
     let error = refused(Config::new("http://me:secret@h", Uuid::nil().to_string()));
     assert!(error.contains("redis://host") && !error.contains("secret"), "{error}");
     assert!(!format!("{:?}", Config::new("redis://me:secret@h", "one")).contains("secret"));
-}
-
-/// Ids that are delivered in parallel; `POSTRIDER_TEST_IDS` sets another number.
-fn ids() -> usize {
-    std::env::var("POSTRIDER_TEST_IDS").map_or(500, |text| text.parse().expect("a number of ids"))
-}
-
-/// Delivers each of `arrivals` 64 times, side by side, and answers how often the work was done.
-async fn deliver_in_parallel(
-    inbox: Arc<dyn Inbox>,
-    group: &'static str,
-    arrivals: &Arc<Vec<Arrival>>,
-) -> usize {
-    let work = Work::Sql("INSERT INTO effects VALUES (:group, :id)".to_owned());
-    let deliveries: Vec<_> = (0..64)
-        .map(|number| {
-            let (inbox, work, arrivals) = (Arc::clone(&inbox), work.clone(), Arc::clone(arrivals));
-            tokio::spawn(async move {
-                let mut done = 0;
-                let chunks: Vec<&[Arrival]> = arrivals.chunks(100).collect();
-                // Eight at a time begin with the same.
-                for place in 0..chunks.len() {
-                    let chunk = chunks[(place + number / 8) % chunks.len()];
-                    let receipts =
-                        inbox.process(group, chunk.to_vec(), &work, &rules()).await.expect("an answer");
-                    assert!(receipts.iter().all(|given| matches!(given, Receipt::Done | Receipt::Duplicate)));
-                    done += receipts.iter().filter(|given| **given == Receipt::Done).count();
-                }
-                done
-            })
-        })
-        .collect();
-    let mut done = 0;
-    for delivery in deliveries {
-        done += delivery.await.expect("no panic");
-    }
-    done
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn of_64_parallel_deliveries_of_each_id_one_is_done_also_when_redis_forgets_all_the_time() {
-    let world = World::new().await;
-    let file = rusqlite::Connection::open(world.folder.path().join("store.db")).expect("the store's file");
-    file.busy_timeout(PATIENCE).expect("a setting");
-    file.execute_batch("CREATE TABLE effects (grp TEXT NOT NULL, id TEXT NOT NULL)").expect("a table");
-    let arrivals = Arc::new(arrivals(ids()));
-    let flushing = Arc::new(AtomicBool::new(true));
-    let forget = std::thread::spawn({
-        let (flushing, mut redis) =
-            (Arc::clone(&flushing), world.server.client().get_connection().expect("it runs"));
-        move || {
-            let mut flushes = 0;
-            while flushing.load(Ordering::Relaxed) {
-                redis.flushall::<()>().expect("flushed");
-                flushes += 1;
-                std::thread::sleep(Duration::from_millis(flushes % 7));
-            }
-            flushes
-        }
-    });
-    let stores: [(&'static str, Arc<dyn Inbox>); 2] =
-        [("sql", world.sql.clone()), ("hybrid", Arc::new(hybrid(&world.sql, &world.server, "two")))];
-    for (group, inbox) in stores {
-        assert_eq!(deliver_in_parallel(inbox, group, &arrivals).await, arrivals.len(), "{group}");
-        let count = "SELECT count(*), count(DISTINCT id) FROM effects WHERE grp = ?1";
-        let effects: (usize, usize) =
-            file.query_row(count, [group], |row| Ok((row.get(0)?, row.get(1)?))).expect("a count");
-        assert_eq!(effects, (arrivals.len(), arrivals.len()), "{group}");
-    }
-    flushing.store(false, Ordering::Relaxed);
-    assert!(forget.join().expect("no panic") > 0, "Redis was never flushed");
 }
