@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
+use chrono::{DateTime, Utc};
 use tempfile::TempDir;
 
 use crate::shop::{Address, Shop};
@@ -16,6 +17,8 @@ pub struct Ground {
     address: Address,
     shop: Arc<dyn Shop>,
     broker: OnceLock<String>,
+    acknowledge: OnceLock<String>,
+    began: DateTime<Utc>,
 }
 
 impl Ground {
@@ -34,7 +37,14 @@ impl Ground {
         address.create().await.context("cannot make a database for the proof")?;
         let shop = address.open().await?;
         shop.furnish(customers).await.context("cannot make the tables of the shop")?;
-        Ok(Self { folder, address, shop, broker: OnceLock::new() })
+        Ok(Self {
+            folder,
+            address,
+            shop,
+            broker: OnceLock::new(),
+            acknowledge: OnceLock::new(),
+            began: Utc::now(),
+        })
     }
 
     /// Runs `work` and clears up behind it.
@@ -76,6 +86,23 @@ impl Ground {
     /// The URL of the broker, where it is not the embedded one.
     pub fn broker(&self) -> Option<&str> {
         self.broker.get().map(String::as_str)
+    }
+
+    /// Lets the group acknowledge so, instead of together with its work: see [`Work`](crate::worker::Work::acknowledge). Said
+    /// once, before any worker starts.
+    pub fn acknowledge_by(&self, way: String) {
+        let said = self.acknowledge.set(way);
+        debug_assert!(said.is_ok(), "a ground has one way to acknowledge");
+    }
+
+    /// How the group acknowledges.
+    pub fn acknowledge(&self) -> &str {
+        self.acknowledge.get().map_or("together", String::as_str)
+    }
+
+    /// When it was made.
+    pub fn began(&self) -> DateTime<Utc> {
+        self.began
     }
 
     /// The folder of the broker and the trails.

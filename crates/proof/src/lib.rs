@@ -8,10 +8,13 @@
 pub mod check;
 mod elsewhere;
 pub mod ground;
+mod listener;
+mod log;
 pub mod model;
 pub mod nemesis;
 mod receiver;
 pub mod scenario;
+mod server;
 pub mod shop;
 pub mod trail;
 mod unsteady;

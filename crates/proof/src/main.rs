@@ -60,7 +60,9 @@ enum Proof {
 }
 
 fn main() -> Result<()> {
-    tracing_subscriber::fmt().with_env_filter("error").with_writer(std::io::stderr).init();
+    // What is lost because that was chosen, the scenarios count.
+    let filter = "error,relay::once=off";
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(run(Arguments::parse()))
 }

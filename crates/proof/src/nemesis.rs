@@ -56,6 +56,7 @@ impl Nemesis<'_> {
             // Not an argument: others can read those, and it may hold a password.
             .env("POSTRIDER_PROOF_STORE", &address.store)
             .env("POSTRIDER_PROOF_BROKER", self.ground.broker().unwrap_or_default())
+            .env("POSTRIDER_PROOF_ACKNOWLEDGE", self.ground.acknowledge())
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .kill_on_drop(true)

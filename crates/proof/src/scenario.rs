@@ -57,11 +57,6 @@ pub async fn prove(scenario: &impl Scenario, program: &Path, store: &str) -> Res
     ground.during(async |ground| scenario.happen(program, ground).await).await
 }
 
-/// Servers are started and stopped by a program that is waited for.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    Ok(tokio::task::spawn_blocking(work).await?)
-}
-
 /// Waits until `worker` has died of its crash, while `others` go on.
 async fn died(nemesis: &Nemesis<'_>, mut worker: Worker, others: &mut [Worker]) -> Result<()> {
     let mut end = None;

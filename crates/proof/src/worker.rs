@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use broker::{Connected, Surroundings};
 use inbox::{Acknowledge, Consumer, Group, Handler};
-use message::RetryPolicy;
+use message::{RetryPolicy, Semantics};
 use rand::Rng;
 use relay::{Relay, Route, Settings, Settle};
 use store::InboxRules;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::elsewhere;
 use crate::ground::broker_path;
+use crate::listener;
 use crate::receiver;
 use crate::shop::{Address, Hold, Sale, Shop, TOPIC, customer};
 use crate::trail::Witness;
@@ -43,7 +44,12 @@ pub struct Work {
     /// The URL of the broker; the embedded one in the folder when there is none.
     #[arg(long, env = "POSTRIDER_PROOF_BROKER", default_value = "", hide_env_values = true)]
     pub broker: String,
-    /// The parts to run. A `receiver` is what takes the consumer's place where orders go out by HTTP.
+    /// How the group acknowledges to its producer: `together` with its work, in the `store` when that is committed, or to
+    /// a URL, of the producer's API or of the broker that has its topic.
+    #[arg(long, env = "POSTRIDER_PROOF_ACKNOWLEDGE", default_value = "together", hide_env_values = true)]
+    pub acknowledge: String,
+    /// The parts to run. A `receiver` is what takes the consumer's place where orders go out by HTTP, and a `listener` hears
+    /// acknowledgements that are said to a URL.
     #[arg(long, value_delimiter = ',', default_value = "producer,relay,consumer")]
     pub only: Vec<String>,
     /// Orders that there shall be in all.
@@ -76,12 +82,12 @@ pub struct Work {
     /// Send and handle at most once.
     #[arg(long)]
     pub once: bool,
-    /// Acknowledge to the producer when the work is committed, not in its transaction.
-    #[arg(long)]
-    pub apart: bool,
-    /// Send in transactions.
+    /// Send exactly once, by what the broker has for it.
     #[arg(long)]
     pub exact: bool,
+    /// Plant a fault at this point: what a check must find.
+    #[arg(long)]
+    pub plant: Option<String>,
     /// Crash at the n-th time that this point is reached: `relay::published=3`.
     #[arg(long)]
     pub crash: Option<String>,
@@ -105,13 +111,20 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     if let Some(crash) = &work.crash {
         arm(crash)?;
     }
+    if let Some(point) = &work.plant {
+        fail::cfg(point, "return").map_err(anyhow::Error::msg)?;
+    }
     let runs = |part: &str| work.only.iter().any(|only| only == part);
     let shop = Address { store, name: work.name.clone() }.open().await?;
     let broker = Brokers::open(&work)?;
     let relay = runs("relay").then(|| relay(&work, &*shop, &broker)).transpose()?;
+    let ear = match work.acknowledge.as_str() {
+        "together" => Acknowledge::InStore,
+        "store" => Acknowledge::Store(shop.store()),
+        url => listener::acknowledge(url, broker.said.as_ref().map(|said| said.publisher.clone()))?,
+    };
     let group = |handler: Handler| {
-        let ear = if work.apart { Acknowledge::Store(shop.store()) } else { Acknowledge::InStore };
-        let group = Group::new(GROUP, shop.store(), handler, InboxRules::default()).acknowledge(ear);
+        let group = Group::new(GROUP, shop.store(), handler, InboxRules::default()).acknowledge(ear.clone());
         if work.once { group.at_most_once() } else { group }
     };
     let consumer = |handler: Handler, broker: &Connected, topic: &str| {
@@ -128,6 +141,12 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     if runs("receiver") {
         receiver::start(&work.broker, group(shop.handler())).await?;
     }
+    let (stop, stopped) = watch::channel(false);
+    let mut listener = None;
+    if runs("listener") {
+        let said = broker.said.as_ref().and_then(|said| said.subscriber.clone());
+        listener = Some(listener::start(&work.acknowledge, said, shop.store(), stopped).await?);
+    }
 
     let closed = Arc::new(AtomicBool::new(false));
     let (fail, mut failed) = mpsc::channel(1);
@@ -143,6 +162,10 @@ pub async fn run(work: Work, store: String) -> Result<()> {
     for consumer in consumers {
         consumer.drain().await;
     }
+    stop.send_replace(true);
+    if let Some(listener) = listener {
+        listener.await??;
+    }
     if let Some(relay) = relay {
         relay.drain().await;
     }
@@ -155,6 +178,8 @@ struct Brokers {
     orders: Connected,
     /// The embedded one, where that is another.
     other: Option<Connected>,
+    /// The one that acknowledgements are said in, if any are.
+    said: Option<Connected>,
 }
 
 impl Brokers {
@@ -162,11 +187,13 @@ impl Brokers {
         let lease = humantime::format_duration(work.lease);
         let surroundings = Surroundings { file: broker_path(&work.folder), max_payload: 1 << 20 };
         let embedded = || broker::open(&format!("embedded://?lease={lease}"), &surroundings);
+        let by_topic = work.acknowledge.contains("://") && !work.acknowledge.starts_with("http://");
+        let said = by_topic.then(|| broker::open(&work.acknowledge, &surroundings)).transpose()?;
         if work.broker.is_empty() {
-            return Ok(Self { orders: embedded()?, other: None });
+            return Ok(Self { orders: embedded()?, other: None, said });
         }
         let orders = broker::open(&work.broker, &surroundings)?;
-        Ok(Self { orders, other: Some(embedded()?) })
+        Ok(Self { orders, other: Some(embedded()?), said })
     }
 }
 
@@ -195,13 +222,16 @@ fn arm(crash: &str) -> Result<()> {
 fn relay(work: &Work, shop: &dyn Shop, brokers: &Brokers) -> Result<relay::Running> {
     let settings =
         Settings { lease: work.lease, groups: Arc::new(|_| vec![GROUP.to_owned()]), ..Settings::default() };
-    let Brokers { orders, other } = brokers;
-    let orders = Unsteady { broker: orders.publisher.clone(), delay: work.delay, failing: work.failing };
-    let settle = match (work.once, work.exact) {
-        (true, _) => Settle::Before,
-        (_, true) => Settle::Together,
-        _ => Settle::After,
+    let Brokers { orders, other, .. } = brokers;
+    let publisher = orders.publisher.clone();
+    let semantics = match (work.once, work.exact) {
+        (true, _) => Semantics::AtMostOnce,
+        (_, true) => Semantics::ExactlyOnce,
+        _ => Semantics::EffectivelyOnce,
     };
+    let settle = Settle::keeping(semantics, &*publisher);
+    let broker = if semantics.sends_again() { publisher } else { publisher.once().unwrap_or(publisher) };
+    let orders = Unsteady { broker, delay: work.delay, failing: work.failing };
     let mut routes = vec![Route { retry: retry(), settle, ..Route::new("main", &[TOPIC], Arc::new(orders)) }];
     if let Some(other) = other {
         routes.push(Route::new("other", &[elsewhere::TOPIC], other.publisher.clone()));

@@ -33,7 +33,8 @@ on! { postgres mariadb redis:
 on! { sqlite postgres mariadb redis:
     async fn a_route_and_a_group_that_promise_at_most_once_do_nothing_twice_under_kills(store: &str) {
         let life = Duration::from_millis(1_000);
-        holds(Once { messages: 10_000, keys: 200, kills: 10, life }, store).await;
+        let broker = "embedded".to_owned();
+        holds(Once { messages: 10_000, keys: 200, kills: 10, life, broker, fault: false }, store).await;
     }
 }
 
@@ -45,7 +46,13 @@ on! { sqlite postgres mariadb redis:
 
 on! { sqlite postgres mariadb redis:
     async fn a_consumer_that_dies_between_any_two_steps_acknowledges_what_is_done_and_nothing_else(store: &str) {
-        holds(Handle { crashes: 1, keys: 100 }, store).await;
+        holds(Handle { crashes: 1, keys: 100, acknowledge: "store".to_owned() }, store).await;
+    }
+}
+
+on! { sqlite postgres:
+    async fn a_consumer_that_dies_between_any_two_steps_acknowledges_by_http_what_is_done_and_nothing_else(store: &str) {
+        holds(Handle { crashes: 1, keys: 100, acknowledge: "http".to_owned() }, store).await;
     }
 }
 

@@ -5,14 +5,28 @@ mod stores;
 use std::path::Path;
 use std::time::Duration;
 
-use proof::scenario::{Exact, Restart, prove};
+use proof::scenario::{Exact, Handle, Once, Restart, Scenario, prove};
 use stores::{SQLITE, on};
 use testkit::servers;
 
+async fn holds(scenario: impl Scenario, store: &str) {
+    let figures = prove(&scenario, Path::new(env!("CARGO_BIN_EXE_proof")), store).await;
+    eprintln!("{}", figures.expect("every promise is kept"));
+}
+
 async fn survives(broker: &str, away: Duration, store: &str) {
     let restart = Restart { messages: 2_000, keys: 200, broker: broker.to_owned(), away };
-    let figures = prove(&restart, Path::new(env!("CARGO_BIN_EXE_proof")), store).await;
-    eprintln!("{}", figures.expect("every promise is kept"));
+    holds(restart, store).await;
+}
+
+fn exact(crashes: u32, broker: &str, fault: bool) -> Exact {
+    Exact { crashes, stops: u32::from(!fault), keys: 100, broker: broker.to_owned(), fault }
+}
+
+/// A relay that is killed, on a line to Kafka that is cut again and again.
+fn cut(fault: bool) -> Once {
+    let life = Duration::from_millis(1_200);
+    Once { messages: u64::MAX, keys: 200, kills: 8, life, broker: "kafka".to_owned(), fault }
 }
 
 #[tokio::test]
@@ -22,17 +36,42 @@ async fn a_restart_of_kafka_loses_nothing_doubles_nothing_and_keeps_every_key_in
 
 on! { sqlite postgres:
     async fn a_relay_that_dies_in_a_transaction_of_kafka_leaves_each_message_in_the_log_once(store: &str) {
-        let exact = Exact { crashes: 1, stops: 1, keys: 100, broker: "kafka".to_owned() };
-        let figures = prove(&exact, Path::new(env!("CARGO_BIN_EXE_proof")), store).await;
-        eprintln!("{}", figures.expect("every promise is kept"));
+        holds(exact(1, "kafka", false), store).await;
     }
 }
 
 #[tokio::test]
 async fn a_relay_that_dies_in_a_transaction_of_the_embedded_broker_leaves_each_message_in_the_log_once() {
-    let exact = Exact { crashes: 2, stops: 1, keys: 100, broker: "embedded".to_owned() };
-    let figures = prove(&exact, Path::new(env!("CARGO_BIN_EXE_proof")), "sqlite:").await;
-    eprintln!("{}", figures.expect("every promise is kept"));
+    holds(exact(2, "embedded", false), SQLITE).await;
+}
+
+#[tokio::test]
+async fn a_relay_that_dies_leaves_each_message_in_a_stream_of_nats_once_while_nats_remembers_and_not_after() {
+    holds(exact(2, "nats", false), SQLITE).await;
+    holds(exact(1, "nats", true), SQLITE).await;
+}
+
+#[tokio::test]
+async fn a_relay_that_dies_leaves_each_message_in_streams_of_redis_once_while_redis_remembers_and_not_after()
+{
+    holds(exact(2, "redis", false), SQLITE).await;
+    holds(exact(1, "redis", true), SQLITE).await;
+}
+
+#[tokio::test]
+async fn a_relay_that_promises_at_most_once_sends_nothing_twice_when_it_is_killed_and_kafkas_answers_are_lost()
+ {
+    holds(cut(false), SQLITE).await;
+}
+
+#[tokio::test]
+async fn a_client_of_kafka_that_tries_again_by_itself_is_caught() {
+    holds(cut(true), SQLITE).await;
+}
+
+#[tokio::test]
+async fn a_consumer_that_dies_between_any_two_steps_acknowledges_by_a_topic_what_is_done_and_nothing_else() {
+    holds(Handle { crashes: 1, keys: 100, acknowledge: "topic".to_owned() }, SQLITE).await;
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ fn settings(config: &Config, batch: usize) -> rdkafka::ClientConfig {
     let mut client = config.client();
     client.set("acks", "all").set("max.in.flight.requests.per.connection", "5");
     if config.once {
-        client.set("enable.idempotence", "false").set("message.send.max.retries", "0");
+        client.set("enable.idempotence", "false").set("message.send.max.retries", retries_of_once());
     } else {
         // What follows a message that failed for good is not sent: see the rule on order.
         client.set("enable.idempotence", "true").set("enable.gapless.guarantee", "true");
@@ -52,6 +52,12 @@ fn settings(config: &Config, batch: usize) -> rdkafka::ClientConfig {
     client.set("message.max.bytes", largest(config).to_string());
     client.set("batch.size", batch.to_string()).set("batch.num.messages", "10000");
     client
+}
+
+/// How often a client that sends once tries again. The proof of it plants another number, and must find what comes twice.
+fn retries_of_once() -> &'static str {
+    fail::fail_point!("kafka::retrying", |_| "5");
+    "0"
 }
 
 /// Bytes of the largest record that may be sent: payload, key and headers.

@@ -1,21 +1,21 @@
-//! A route that promises exactly once into Kafka or the embedded broker: its relay dies at every point of the transaction,
-//! and is stopped for longer than its leases last. The log, read as committed, has each message once.
+//! A route that promises exactly once, by transactions of Kafka or the embedded broker, or because NATS or Redis Streams
+//! recognises what is sent again: its relay dies at every point, and is stopped for longer than its leases last. The log,
+//! read as committed, has each message once.
 
 use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use broker::Surroundings;
 use message::MessageId;
 use rand::Rng;
 use rustix::process::Signal;
-use testkit::servers::Own;
 
-use super::{CONSUMER, SHORT_LEASE, Scenario, blocking, died};
-use crate::ground::{Ground, broker_path};
+use super::{CONSUMER, SHORT_LEASE, Scenario, died};
+use crate::ground::Ground;
+use crate::log;
 use crate::nemesis::{Nemesis, Worker};
-use crate::shop::TOPIC;
+use crate::server::{self, blocking};
 
 /// Where a relay may die that sends to the embedded broker.
 const EMBEDDED_POINTS: [&str; 3] = ["broker::publishing", "broker::published", "relay::settled"];
@@ -30,6 +30,18 @@ const KAFKA_POINTS: [&str; 6] = [
     "relay::settled",
 ];
 
+/// Where one may that sends to a broker which recognises messages. `anywhere` is a kill at a random moment: it finds some
+/// messages on their way, and some answers.
+const WINDOW_POINTS: [&str; 4] = ["relay::claimed", ANYWHERE, "relay::published", "relay::settled"];
+const ANYWHERE: &str = "anywhere";
+
+/// How long a relay lives that is killed at a random moment, at most.
+const LIFE: Duration = Duration::from_millis(1_500);
+
+/// How long such a broker recognises a message: longer than any relay is away, and with the planted fault shorter.
+const REMEMBERS: Duration = Duration::from_secs(600);
+const FORGETS: Duration = Duration::from_secs(1);
+
 /// Transactions of orders in a second: they go on until the relay dies.
 const PACE: &str = "50";
 
@@ -38,9 +50,6 @@ const SLOW_PACE: &str = "20";
 
 /// Orders that whoever comes after a crash adds to those it finds.
 const MORE: u64 = 20;
-
-/// What comes after the last message, if anything does, comes within this.
-const END: Duration = Duration::from_secs(3);
 
 /// See the module.
 #[derive(Clone, Debug, clap::Args)]
@@ -54,13 +63,18 @@ pub struct Exact {
     /// Customers to spread orders over.
     #[arg(long, default_value_t = 200)]
     pub keys: u64,
-    /// Where the messages go: kafka or embedded.
-    #[arg(long, default_value = "kafka", value_parser = ["kafka", "embedded"])]
+    /// Where the messages go.
+    #[arg(long, default_value = "kafka", value_parser = ["kafka", "embedded", "nats", "redis"])]
     pub broker: String,
+    /// Plant a fault that has to be found: NATS or Redis recognises a message for a second only, and each relay comes later.
+    #[arg(long)]
+    pub fault: bool,
 }
 
 impl Scenario for Exact {
     fn needs(&self, _: &str) -> Result<u64> {
+        let window = ["nats", "redis"].contains(&self.broker.as_str());
+        ensure!(window || !self.fault, "{} does not forget: choose nats or redis", self.broker);
         Ok(self.keys)
     }
 
@@ -68,15 +82,21 @@ impl Scenario for Exact {
         let nemesis = Nemesis { program, ground, keys: self.keys, lease: SHORT_LEASE };
         let (server, points) = match self.broker.as_str() {
             "embedded" => (None, &EMBEDDED_POINTS[..]),
-            _ => (Some(blocking(|| Own::start("kafka")).await?), &KAFKA_POINTS[..]),
+            "nats" => (Some(server::start("nats").await?), &WINDOW_POINTS[..]),
+            "redis" => (Some(server::start("redis").await?), &WINDOW_POINTS[..]),
+            _ => (Some(server::start("kafka").await?), &KAFKA_POINTS[..]),
         };
-        if let Some(server) = &server {
-            ground.use_broker(format!("{}?prefix=proof", server.url()));
+        if let Some((_, url)) = &server {
+            ground.use_broker(format!("{url}{}", self.window()));
         }
         let mut consumer = [nemesis.worker(CONSUMER)?];
         for time in 1..=self.crashes {
             for point in points {
                 crash(&nemesis, point).await.with_context(|| format!("{point}, time {time}"))?;
+                if self.fault {
+                    // Redis forgets after two windows at the latest.
+                    tokio::time::sleep(FORGETS * 2).await;
+                }
                 recover(&nemesis).await.with_context(|| format!("after {point}, time {time}"))?;
                 consumer[0].at_work()?;
             }
@@ -94,22 +114,34 @@ impl Scenario for Exact {
         }
         let report = nemesis.finish(vec![writer], others).await?;
         let url = ground.broker().unwrap_or("embedded://");
-        let log = log(url, ground.folder(), report.committed).await?;
+        let log = log::ids(url, ground).await?;
         let once: HashSet<&MessageId> = log.iter().collect();
+        let (twice, missing) = (log.len() - once.len(), report.committed.abs_diff(once.len() as u64));
         let (crashes, stops) = (self.crashes * points.len() as u32, self.stops);
         let figures = format!(
             "{crashes} crashes, {stops} stops: committed {}, in the log {}, of them twice {}, not in the log {}; {report}",
             report.committed,
             log.len(),
-            log.len() - once.len(),
-            report.committed.saturating_sub(once.len() as u64)
+            twice,
+            missing
         );
-        ensure!(
-            log.len() == once.len() && once.len() as u64 == report.committed,
-            "a promise was broken: {figures}"
-        );
+        ensure!(missing == 0 && (self.fault || twice == 0), "a promise was broken: {figures}");
+        ensure!(!self.fault || twice > 0, "nobody noticed the planted fault: {figures}");
         blocking(move || drop(server)).await?;
         Ok(figures)
+    }
+}
+
+impl Exact {
+    /// How long the broker recognises a message, for its URL.
+    fn window(&self) -> String {
+        let window = if self.fault { FORGETS } else { REMEMBERS };
+        let window = humantime::format_duration(window);
+        match self.broker.as_str() {
+            "nats" => format!("&duplicates={window}"),
+            "redis" => format!("&deduplication={window}"),
+            _ => String::new(),
+        }
     }
 }
 
@@ -121,6 +153,11 @@ fn relay(nemesis: &Nemesis<'_>, more: &[&str]) -> Result<Worker> {
 async fn crash(nemesis: &Nemesis<'_>, point: &str) -> Result<()> {
     // Lanes are claimed once.
     let most = if point == "kafka::claimed" { 1 } else { 3 };
+    if point == ANYWHERE {
+        let relay = selling(nemesis, &["--pace", PACE])?;
+        tokio::time::sleep(rand::rng().random_range(LIFE / 10..=LIFE)).await;
+        return relay.kill().await;
+    }
     let crash = format!("{point}={}", rand::rng().random_range(1..=most));
     died(nemesis, selling(nemesis, &["--pace", PACE, "--crash", &crash])?, &mut []).await
 }
@@ -136,19 +173,4 @@ async fn recover(nemesis: &Nemesis<'_>) -> Result<()> {
 
 fn selling(nemesis: &Nemesis<'_>, more: &[&str]) -> Result<Worker> {
     nemesis.worker(&[&["--only", "producer,relay", "--exact"], more].concat())
-}
-
-/// The ids in the log, as committed: at least `expected`, and whatever comes after them.
-async fn log(url: &str, folder: &Path, expected: u64) -> Result<Vec<MessageId>> {
-    let broker = broker::open(url, &Surroundings { file: broker_path(folder), max_payload: 1 << 20 })?;
-    let subscriber = broker.subscriber.context("it can be read")?;
-    let mut reader = subscriber.subscribe("auditor", &[TOPIC.to_owned()]).await?;
-    let mut ids = Vec::new();
-    loop {
-        let patience = if (ids.len() as u64) < expected { END * 10 } else { END };
-        let Ok(more) = tokio::time::timeout(patience, reader.receive(10_000)).await else { break };
-        ids.extend(more?.into_iter().map(|delivery| delivery.message.id));
-    }
-    reader.close().await;
-    Ok(ids)
 }

@@ -10,11 +10,12 @@ use anyhow::{Context, Result, ensure};
 use store::{Filter, Page, Paged, Store};
 use testkit::servers::Own;
 
-use super::{Scenario, blocking};
+use super::Scenario;
 use crate::elsewhere::{self, Watched};
 use crate::ground::Ground;
 use crate::nemesis::{Nemesis, Worker};
 use crate::receiver;
+use crate::server::{self, blocking};
 
 /// Long enough that only a fault ends it.
 const LEASE: Duration = Duration::from_secs(10);
@@ -68,15 +69,8 @@ impl Place {
             return Ok(Self::Receiver(nemesis.worker(RECEIVER)?));
         }
         let name = BROKERS.into_iter().find(|known| *known == name).context("no such broker")?;
-        let server = blocking(move || Own::start(name)).await?;
-        let parameters = match name {
-            // Groups are declared before the first message: what nobody has asked for, some brokers do not keep.
-            "rabbitmq" | "pubsub" => "prefix=proof&groups=proof",
-            "sqs" => "prefix=proof&fifo=true",
-            _ => "prefix=proof",
-        };
-        let joint = if server.url().contains('?') { '&' } else { '?' };
-        nemesis.ground.use_broker(format!("{}{joint}{parameters}", server.url()));
+        let (server, url) = server::start(name).await?;
+        nemesis.ground.use_broker(url);
         let server = Arc::new(server);
         Ok(if FORGETFUL.contains(&name) { Self::Forgetful(server) } else { Self::Server(server) })
     }
