@@ -35,7 +35,7 @@ enum Proof {
     Kill(Kill),
     /// Kill an arrow that promises at most once: nothing comes twice.
     Once(Once),
-    /// Crash at every point of Kafka's transactions, and stop relays: each message is in the log once.
+    /// Crash relays at every point, and stop them, where exactly once is promised: each message is in the log once.
     Exact(Exact),
     /// Crash at every named point between claim and acknowledgement.
     Crash(Crash),

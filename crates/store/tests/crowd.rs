@@ -1,6 +1,8 @@
 //! One effect for each id, however many deliver it at once, with the marks in SQL alone and with a Redis before them that
 //! forgets all the time.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
 mod mysql_database;
 mod postgres_server;
 mod redis_place;
