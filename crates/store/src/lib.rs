@@ -25,6 +25,8 @@ mod sent;
 pub mod sqlite;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod statement;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
+mod stuck;
 mod tally;
 
 pub use contract::*;

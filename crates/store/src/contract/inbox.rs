@@ -184,7 +184,11 @@ pub struct Remembered {
 /// 3. A message that failed leaves no trace of its work; it is parked with its payload before the broker
 ///    may forget it, and is tried again when its wait is over.
 /// 4. With `ordered`, while a message of a topic and key is parked, later ones of it are parked behind it
-///    and are done after it, in order; nobody's [`unpark`](Self::unpark) lets one pass another.
+///    and are done after it, in order; nobody's [`unpark`](Self::unpark) lets one pass another. In one call of
+///    [`process`](Self::process), what follows a `Busy` one of its topic and key is `Busy` too. More than that a reservation
+///    does not say of a key: which messages are earlier is known only to who has them in order. Whoever calls brings a
+///    message with the earlier ones of its key that are not finished, or after them, and keeps the order of those that one or
+///    several [`reserve`](Self::reserve)s grant to it; a broker's partitions see to it that nobody else has them.
 /// 5. At the limit of its attempts, or when the handler says so, a message is Dead and stays with its error.
 /// 6. `Unavailable` changes nothing: no mark, no attempt.
 /// 7. A reservation ends with its lease; a conclusion with a token that is no longer valid changes nothing

@@ -41,6 +41,7 @@ use super::inspect::{directed, start};
 use super::row::{id, limit};
 use crate::audit::{dropped, unparked};
 use crate::statement::NO_SCRIPTS;
+use crate::stuck::Stuck;
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Remembered, Reservation, Work,
@@ -411,6 +412,7 @@ impl PostgresStore {
         keys: usize,
     ) -> Result<Vec<Receipt>, Error> {
         let mut receipts: Vec<Receipt> = Vec::with_capacity(share.len());
+        let mut stuck = Stuck::new(rules);
         for part in parts(&share, rules, keys, |arrival| arrival) {
             if let Some(down @ Receipt::Unavailable { .. }) = receipts.last() {
                 receipts.extend(vec![down.clone(); part.len()]);
@@ -423,14 +425,16 @@ impl PostgresStore {
                     let arrivals = part.iter().copied();
                     let mut desk =
                         Desk::open(self, &tx, group, &marking, rules, arrivals, Purpose::Process).await?;
-                    let receipts = desk.process(part, job).await?;
+                    let receipts = desk.process(part, job, stuck.clone()).await?;
                     desk.finish().await?;
                     Ok(receipts)
                 }
                 .await;
                 tx.end(result).await
             });
-            receipts.extend(done.await?);
+            let done = done.await?;
+            part.iter().zip(&done).for_each(|(arrival, receipt)| stuck.note(arrival, receipt));
+            receipts.extend(done);
         }
         Ok(receipts)
     }

@@ -18,6 +18,7 @@ use super::row::now;
 use crate::audit::{dropped, unparked};
 use crate::column::{OTHER_CONTENT, digest, millis};
 use crate::statement::NO_SCRIPTS;
+use crate::stuck::Stuck;
 use crate::{
     Arrival, Error, Handled, Inbox, InboxCounts, InboxRules, Page, Paged, Parked, Processed, Receipt,
     Remembered, Reservation, Work,
@@ -190,13 +191,18 @@ impl SqliteStore {
         self.in_group(group, rules, move |desk| {
             let undoes_itself = job.undoes_itself(desk.connection)?;
             let mut unavailable: Option<Receipt> = None;
+            let mut stuck = Stuck::new(desk.rules);
             arrivals
                 .iter()
                 .map(|arrival| {
                     if let Some(receipt) = &unavailable {
                         return Ok(receipt.clone());
                     }
+                    if stuck.holds(arrival) {
+                        return Ok(Receipt::Busy);
+                    }
                     let receipt = desk.process(arrival, &job, undoes_itself)?;
+                    stuck.note(arrival, &receipt);
                     if matches!(receipt, Receipt::Unavailable { .. }) {
                         unavailable = Some(receipt.clone());
                     }

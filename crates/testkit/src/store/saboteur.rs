@@ -106,6 +106,8 @@ pub enum Sabotage {
     HasNoIdentity,
     /// Says of no message that it is not Sent.
     TakesAllForSent,
+    /// An arrival that another worker has holds up nobody.
+    PassesTheBusy,
     /// After one `Unavailable` the others are done nevertheless.
     TriesTheRest,
     /// A reserved message is reserved again.

@@ -12,6 +12,7 @@ use super::Desk;
 use super::parked::Standing;
 use super::work::{Job, Ready};
 use crate::column::{OTHER_CONTENT, digest, millis};
+use crate::stuck::Stuck;
 use crate::{Arrival, Handled, Receipt, Reservation};
 
 impl Desk<'_> {
@@ -23,11 +24,14 @@ impl Desk<'_> {
         let ready = job.prepare(&mut self.tx).await?;
         let mut unavailable: Option<Receipt> = None;
         let mut receipts = Vec::with_capacity(arrivals.len());
+        let mut stuck = Stuck::new(self.rules);
         for arrival in arrivals {
             let receipt = match &unavailable {
                 Some(receipt) => receipt.clone(),
+                None if stuck.holds(arrival) => Receipt::Busy,
                 None => self.process(arrival, ready.as_ref()).await?,
             };
+            stuck.note(arrival, &receipt);
             if matches!(receipt, Receipt::Unavailable { .. }) {
                 unavailable = Some(receipt.clone());
             }

@@ -18,6 +18,7 @@ use super::reserved::{Held, id_lock};
 use super::work::{Fault, Job};
 use super::{Marking, ordered_key};
 use crate::column::{OTHER_CONTENT, digest};
+use crate::stuck::Stuck;
 use crate::{Arrival, Error, Handled, InboxRules, Receipt, Seq};
 
 /// What is known of an id.
@@ -157,21 +158,26 @@ impl<'a> Desk<'a> {
         count(self.tx, self.group, &self.counts).await
     }
 
-    pub(super) async fn process(
+    /// Nothing passes an earlier one of its key that is `stuck`, or that another worker has.
+    pub(super) async fn process<'b>(
         &mut self,
-        arrivals: &[&Arrival],
+        arrivals: &[&'b Arrival],
         job: &Job,
+        mut stuck: Stuck<'b>,
     ) -> Result<Vec<Receipt>, Trouble> {
         // The usual case: nothing is parked or reserved, and the work of all new ones succeeds, in one trip.
-        let together = !self.parked && !self.reservations && self.all_at_once(arrivals, job).await?;
+        let usual = !self.parked && !self.reservations && stuck.is_empty();
+        let together = usual && self.all_at_once(arrivals, job).await?;
         let mut unavailable: Option<Receipt> = None;
         let mut receipts = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
             let receipt = match (&unavailable, self.marks.get(&arrival.message.id.0)) {
                 (Some(receipt), _) => receipt.clone(),
                 (None, Some(Mark::Open(_))) if together => self.done(arrival).await?,
+                (None, _) if stuck.holds(arrival) => Receipt::Busy,
                 (None, _) => self.process_one(arrival, job).await?,
             };
+            stuck.note(arrival, &receipt);
             if matches!(receipt, Receipt::Unavailable { .. }) {
                 unavailable = Some(receipt.clone());
             }

@@ -23,15 +23,19 @@ end
 local receipts, unavailable = {}, nil
 local ids = read_arrivals(read, where, 0)
 local held = reserved(ids)
+-- Keys of which another worker has a message: nothing behind it is done.
+local stuck = {}
 for place, id in ipairs(ids) do
   local arrival = arrival_at(place)
-  local receipt = unavailable
+  local lane = inbox.rules.ordered and arrival.key and arrival.topic .. ':' .. arrival.key
+  local receipt = unavailable or (lane and stuck[lane])
   if not receipt then
     local attempts
     receipt, attempts = standing(arrival)
     if not receipt then
       if held[id] then
         receipt = 'busy'
+        if lane then stuck[lane] = receipt end
       else
         local handled = run(arrival)
         receipt = conclude(arrival, attempts, handled)

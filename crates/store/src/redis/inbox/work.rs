@@ -1,8 +1,10 @@
 //! Work that runs inside the script that makes the mark.
 
 use super::super::RedisStore;
+use super::super::reply::odd;
 use super::super::script::script;
 use super::{MOST, Told, columns, receipt, word};
+use crate::stuck::Stuck;
 use crate::{Arrival, Error, InboxRules, Receipt, Work};
 
 /// What a store on Redis says of SQL.
@@ -45,6 +47,7 @@ impl RedisStore {
             Work::Sql(_) => return Err(Error::Refused(NO_SQL.to_owned())),
         };
         let mut receipts: Vec<Receipt> = Vec::with_capacity(arrivals.len());
+        let mut stuck = Stuck::new(rules);
         for part in arrivals.chunks(MOST) {
             if let Some(unavailable @ Receipt::Unavailable { .. }) = receipts.last().cloned() {
                 receipts.extend(part.iter().map(|_| unavailable.clone()));
@@ -52,10 +55,19 @@ impl RedisStore {
             }
             let mut call = self.desk(&PROCESS, group, rules);
             call.arg(kind).arg(code);
-            let arrivals: Vec<_> = part.iter().map(|arrival| (arrival, Told::Whole)).collect();
-            columns(&mut call, &arrivals, |_| {});
-            for answer in self.write(&call).await? {
-                receipts.push(receipt(word(answer)?)?);
+            // A script knows those of its own part.
+            let asked = part.iter().filter(|arrival| !stuck.holds(arrival));
+            let asked: Vec<_> = asked.map(|arrival| (arrival, Told::Whole)).collect();
+            columns(&mut call, &asked, |_| {});
+            let mut answers = self.write(&call).await?;
+            let before = stuck.clone();
+            for arrival in part {
+                let receipt = match before.holds(arrival) {
+                    true => Receipt::Busy,
+                    false => receipt(word(answers.next().ok_or_else(|| odd("a receipt"))?)?)?,
+                };
+                stuck.note(arrival, &receipt);
+                receipts.push(receipt);
             }
         }
         if kind == "script" {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use message::RetryPolicy;
-use store::{Arrival, InboxCounts, InboxRules, Receipt, Store, Work};
+use store::{Arrival, Handled, InboxCounts, InboxRules, Receipt, Reservation, Store, Work};
 
 use super::inbox::{arrival, block, counts, due, has_effect, process, rules, unblock};
 use super::{ALL, HOUR, PATIENCE};
@@ -60,6 +60,30 @@ pub async fn later_messages_of_a_parked_key_are_done_after_it_in_order(world: Wo
     let ids = |arrivals: &[Arrival]| arrivals.iter().map(|a| a.message.id).collect::<Vec<_>>();
     assert_eq!(ids(&done), [&ids(&arrivals)[..], &[newer.message.id]].concat());
     assert_eq!(counts(&store).await, InboxCounts { processed: 6, ..InboxCounts::default() });
+}
+
+/// Inbox 4: also where a call is done in parts.
+pub async fn what_follows_a_busy_message_of_its_key_is_busy(world: World) {
+    let store = world.open().await;
+    let (work, rules) = (world.work(), ordered(100, true));
+    let (first, second, last) = (arrival("a"), arrival("a"), arrival("a"));
+    let reserved = store.reserve("billing", vec![first.clone()], HOUR, &rules).await.expect("an answer");
+    let [Reservation::Granted(token)] = reserved[..] else {
+        panic!("it is free to be reserved: {reserved:?}")
+    };
+    let mut elsewhere = arrival("a");
+    elsewhere.message.topic = "refunds".to_owned();
+    let between = (0..120).map(|number| arrival(&number.to_string()));
+    let mut call = vec![first.clone(), second.clone(), elsewhere];
+    call.extend(between);
+    call.push(last.clone());
+    let receipts = process(&store, &call, &work, &rules).await;
+    let busy: Vec<usize> = (0..call.len()).filter(|place| receipts[*place] == Receipt::Busy).collect();
+    assert_eq!(busy, [0, 1, call.len() - 1], "{receipts:?}");
+    assert_eq!(counts(&store).await, InboxCounts { processed: 121, ..InboxCounts::default() });
+    let receipts = store.conclude("billing", vec![(first, token, Handled::Done)], &rules).await;
+    assert_eq!(receipts.expect("an answer"), [Receipt::Done]);
+    assert_eq!(process(&store, &[second, last], &work, &rules).await, [Receipt::Done, Receipt::Done]);
 }
 
 /// Inbox 4 and `hold_dead`: they wait for a Dead one, or they do not.

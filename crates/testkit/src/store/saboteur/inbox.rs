@@ -36,6 +36,11 @@ impl Inbox for Saboteur {
             return self.mark_then_work(group, arrivals, work, &rules).await;
         }
         let mut receipts = self.store.process(group, arrivals.clone(), work, &rules).await?;
+        if receipts.contains(&Receipt::Busy) && self.breaks(Sabotage::PassesTheBusy) {
+            for (receipt, arrival) in receipts.iter_mut().zip(&arrivals) {
+                receipt.clone_from(&self.store.process(group, vec![arrival.clone()], work, &rules).await?[0]);
+            }
+        }
         let unavailable = |receipt: &Receipt| matches!(receipt, Receipt::Unavailable { .. });
         if receipts.len() > 1 && receipts.iter().all(unavailable) && self.breaks(Sabotage::TriesTheRest) {
             let rest = self.store.process(group, arrivals[1..].to_vec(), &Work::Mark, &rules).await?;
