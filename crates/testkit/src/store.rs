@@ -232,6 +232,7 @@ macro_rules! store_cases {
 
             parked::later_messages_of_a_parked_key_are_done_after_it_in_order => IgnoresInboxOrder;
             parked::what_follows_a_busy_message_of_its_key_is_busy => PassesTheBusy;
+            parked::a_message_is_kept_whatever_the_length_of_its_texts => IgnoresInboxOrder;
             parked::followers_of_a_dead_message_wait_where_the_rules_say_so => LetsInboxFollowersPass;
             parked::dropping_a_message_lets_its_followers_go => DropsInWords;
             parked::a_message_unparked_has_a_fresh_start => UnparksInWords;

@@ -22,11 +22,12 @@ pub struct Migration {
 }
 
 /// Every step, oldest first. A step that was released is never changed; a new one is added.
-pub const MIGRATIONS: [Migration; 4] = [
+pub const MIGRATIONS: [Migration; 5] = [
     Migration { version: 1, name: "outbox", sql: include_str!("migrations/1_outbox.sql") },
     Migration { version: 2, name: "inbox", sql: include_str!("migrations/2_inbox.sql") },
     Migration { version: 3, name: "versions", sql: include_str!("migrations/3_versions.sql") },
     Migration { version: 4, name: "forgotten", sql: include_str!("migrations/4_forgotten.sql") },
+    Migration { version: 5, name: "keys", sql: include_str!("migrations/5_keys.sql") },
 ];
 
 /// Functions for other languages and a trigger: useful, and not everybody may make them.

@@ -21,13 +21,14 @@ pub struct Migration {
 }
 
 /// Every step, oldest first. A step that was released is never changed; a new one is added.
-pub const MIGRATIONS: [Migration; 6] = [
+pub const MIGRATIONS: [Migration; 7] = [
     Migration { version: 1, name: "outbox", sql: include_str!("migrations/1_outbox.sql") },
     Migration { version: 2, name: "inbox", sql: include_str!("migrations/2_inbox.sql") },
     Migration { version: 3, name: "versions", sql: include_str!("migrations/3_versions.sql") },
     Migration { version: 4, name: "forgotten", sql: include_str!("migrations/4_forgotten.sql") },
     Migration { version: 5, name: "reserved", sql: include_str!("migrations/5_reserved.sql") },
     Migration { version: 6, name: "done", sql: include_str!("migrations/6_done.sql") },
+    Migration { version: 7, name: "keys", sql: include_str!("migrations/7_keys.sql") },
 ];
 
 /// The oldest server that has all that is used here.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use message::{Message, MessageId};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Row, Value};
+use sha2::{Digest, Sha256};
 
 use super::super::error::Trouble;
 use super::super::row::{MESSAGE_COLUMNS, Read, at, message_columns};
@@ -29,6 +30,15 @@ pub(super) struct Place {
     next_attempt_at: Option<i64>,
     pub(super) dead: bool,
     error: String,
+}
+
+/// The line that messages of a topic and key stand in. Another may have the same: whoever finds one compares its key.
+pub(super) fn line(topic: &str, key: &str) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(topic.as_bytes());
+    hash.update([0]);
+    hash.update(key.as_bytes());
+    hash.finalize().into()
 }
 
 impl Place {
@@ -102,9 +112,10 @@ impl Desk<'_> {
     async fn blocked(&mut self, arrival: &Arrival, position: Option<i64>) -> Result<bool, Trouble> {
         let Some(key) = arrival.message.key.as_ref().filter(|_| self.rules.ordered) else { return Ok(false) };
         let sql = "SELECT EXISTS (SELECT 1 FROM inbox_parked FORCE INDEX (inbox_parked_key)
-                                  WHERE grp = ? AND topic = ? AND `key` = ? AND position < ? AND (dead = 0 OR ?))";
-        let before = position.unwrap_or(i64::MAX);
-        let values = (self.group, &arrival.message.topic, key.as_bytes(), before, self.rules.hold_dead);
+                                  WHERE grp = ? AND line = ? AND topic = ? AND `key` = ? AND position < ?
+                                        AND (dead = 0 OR ?))";
+        let (topic, before) = (&arrival.message.topic, position.unwrap_or(i64::MAX));
+        let values = (self.group, line(topic, key), topic, key.as_bytes(), before, self.rules.hold_dead);
         Ok(self.tx.exec_first::<bool, _, _>(sql, values).await? == Some(true))
     }
 
@@ -203,8 +214,9 @@ impl Desk<'_> {
     async fn wake_next(&mut self, message: &Message) -> Result<(), Trouble> {
         let Some(key) = &message.key else { return Ok(()) };
         let sql = "SELECT position FROM inbox_parked FORCE INDEX (inbox_parked_key)
-                   WHERE grp = ? AND topic = ? AND `key` = ? AND dead = 0 ORDER BY position LIMIT 1";
-        let next: Option<i64> = self.tx.exec_first(sql, (self.group, &message.topic, key.as_bytes())).await?;
+                   WHERE grp = ? AND line = ? AND topic = ? AND `key` = ? AND dead = 0 ORDER BY position LIMIT 1";
+        let values = (self.group, line(&message.topic, key), &message.topic, key.as_bytes());
+        let next: Option<i64> = self.tx.exec_first(sql, values).await?;
         if let Some(next) = next {
             let sql =
                 "UPDATE inbox_parked SET next_attempt_at = ? WHERE position = ? AND next_attempt_at IS NULL";

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::super::error::Trouble;
 use super::super::row::{Read, at};
 use super::Desk;
+use super::parked::line;
 use super::work::Job;
 use crate::column::{digest, millis};
 use crate::{Arrival, Handled, Receipt, Reservation};
@@ -46,12 +47,12 @@ impl Desk<'_> {
             return Ok(());
         }
         let ids: Vec<String> = arrivals.clone().map(|arrival| arrival.message.id.to_string()).collect();
-        let keys: BTreeSet<(&str, &str)> = arrivals
+        let lines: BTreeSet<String> = arrivals
             .filter(|_| self.rules.ordered)
-            .filter_map(|arrival| Some((arrival.message.topic.as_str(), arrival.message.key.as_deref()?)))
+            .filter_map(|Arrival { message, .. }| Some(line(&message.topic, message.key.as_deref()?)))
+            .map(|line| line.iter().map(|byte| format!("{byte:02x}")).collect())
             .collect();
-        let keys = json!(keys.into_iter().collect::<Vec<_>>()).to_string();
-        let values = (json!(ids).to_string(), self.group, keys, self.group);
+        let values = (json!(ids).to_string(), self.group, json!(lines).to_string(), self.group);
         let touched: Option<bool> = self.tx.exec_first(include_str!("touched.sql"), values).await?;
         if touched == Some(false) { Ok(()) } else { Err(Trouble::Crowded) }
     }

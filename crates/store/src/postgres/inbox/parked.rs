@@ -15,6 +15,14 @@ use super::desk::Desk;
 use crate::column::{BEHIND, OTHER_CONTENT, clip, digest, headers_json};
 use crate::{Arrival, Error, Page, Paged, Parked, Receipt};
 
+/// Those of topic `$2` and key `$3`, in a group: the hash is what the index has.
+macro_rules! of_key {
+    () => {
+        "hashtextextended(key, hashtextextended(topic, 0)) = hashtextextended($3, hashtextextended($2, 0))
+         AND topic = $2 AND key = $3"
+    };
+}
+
 /// Whether an arrival may be worked on now.
 pub(super) enum Standing {
     /// It may; it has failed this often.
@@ -146,8 +154,11 @@ impl Desk<'_> {
         let row = self
             .tx
             .one(
-                "SELECT EXISTS (SELECT 1 FROM inbox_parked
-                                WHERE grp = $1 AND topic = $2 AND key = $3 AND position < $4 AND (NOT dead OR $5))",
+                concat!(
+                    "SELECT EXISTS (SELECT 1 FROM inbox_parked WHERE grp = $1 AND ",
+                    of_key!(),
+                    " AND position < $4 AND (NOT dead OR $5))"
+                ),
                 &[
                     (&self.group, Type::INT8),
                     (&arrival.message.topic, Type::TEXT),
@@ -274,9 +285,12 @@ impl Desk<'_> {
 /// The first message of a key that waits behind nobody any more is due at once.
 async fn wake_next(tx: &Transaction, group: i64, topic: &str, key: &str) -> Result<(), Trouble> {
     tx.execute(
-        "UPDATE inbox_parked SET next_attempt_at = clock_timestamp() WHERE grp = $1 AND next_attempt_at IS NULL
-         AND position = (SELECT position FROM inbox_parked WHERE grp = $1 AND topic = $2 AND key = $3 AND NOT dead
-                         ORDER BY position LIMIT 1)",
+        concat!(
+            "UPDATE inbox_parked SET next_attempt_at = clock_timestamp() WHERE grp = $1 AND next_attempt_at IS NULL
+             AND position = (SELECT position FROM inbox_parked WHERE grp = $1 AND ",
+            of_key!(),
+            " AND NOT dead ORDER BY position LIMIT 1)"
+        ),
         &[(&group, Type::INT8), (&topic, Type::TEXT), (&key, Type::TEXT)],
     )
     .await?;

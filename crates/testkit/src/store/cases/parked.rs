@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use chrono::DateTime;
 use message::RetryPolicy;
 use store::{Arrival, Handled, InboxCounts, InboxRules, Receipt, Reservation, Store, Work};
+use uuid::Uuid;
 
-use super::inbox::{arrival, block, counts, due, has_effect, process, rules, unblock};
+use super::inbox::{arrival, block, counts, due, effect, has_effect, process, rules, unblock};
 use super::{ALL, HOUR, PATIENCE};
 use crate::store::World;
 use crate::within;
@@ -84,6 +86,42 @@ pub async fn what_follows_a_busy_message_of_its_key_is_busy(world: World) {
     let receipts = store.conclude("billing", vec![(first, token, Handled::Done)], &rules).await;
     assert_eq!(receipts.expect("an answer"), [Receipt::Done]);
     assert_eq!(process(&store, &[second, last], &work, &rules).await, [Receipt::Done, Receipt::Done]);
+}
+
+/// Inbox 3 and 4: a message that another program wrote has texts of any length, and its group goes on.
+pub async fn a_message_is_kept_whatever_the_length_of_its_texts(world: World) {
+    let store = world.open().await;
+    let (work, rules) = (world.work(), ordered(100, true));
+    // Nothing that could be compressed, and nothing that differs before its end.
+    let long: String = (0..200).map(|_| Uuid::new_v4().simple().to_string() + "ü").collect();
+    let of_others = |end: &str| {
+        let mut arrival = arrival(&format!("{long}{end}"));
+        arrival.message.kind = Some(long.clone());
+        arrival.message.content_type = format!("text/{long}");
+        arrival.message.headers.insert("long".to_owned(), long.clone());
+        // As exact as any store keeps it.
+        arrival.message.occurred_at = DateTime::UNIX_EPOCH;
+        arrival
+    };
+    let (first, follower, other) = (of_others("a"), of_others("a"), of_others("b"));
+    block(&store, &first).await;
+    let receipts = process(&store, &[first.clone(), follower.clone(), other.clone()], &work, &rules).await;
+    assert!(
+        matches!(receipts[..], [Receipt::Parked { .. }, Receipt::Parked { .. }, Receipt::Done]),
+        "{receipts:?}"
+    );
+    let kept = store.parked("billing", ALL).await.expect("a list").items;
+    let kept: Vec<_> = kept.into_iter().map(|parked| parked.arrival.message).collect();
+    assert!(kept == [first.message.clone(), follower.message.clone()], "{kept:?}");
+    let done = store.processed("billing", ALL).await.expect("a list").items;
+    assert!(done.len() == 1 && done[0].key == other.message.key, "{done:?}");
+
+    let newer = of_others("a");
+    let receipts = process(&store, std::slice::from_ref(&newer), &work, &rules).await;
+    assert!(matches!(receipts[..], [Receipt::Parked { .. }]), "{receipts:?}");
+    unblock(&store, &first).await;
+    let done = done_in_order(&store, &work, &rules, 3).await;
+    assert_eq!(done.iter().map(effect).collect::<Vec<_>>(), [&first, &follower, &newer].map(effect));
 }
 
 /// Inbox 4 and `hold_dead`: they wait for a Dead one, or they do not.
