@@ -15,6 +15,7 @@ use crate::acknowledge::{Acknowledge, Ear, Received, Untold};
 use crate::breaker::Backoff;
 use crate::cost::{Cost, Step};
 use crate::handler::Handler;
+use crate::in_store;
 use crate::reserved;
 use crate::suspect::Suspects;
 
@@ -165,8 +166,7 @@ impl Group {
         let logged = matches!(self.handler, Handler::Log).then(|| arrivals.clone());
         let receipts = match self.handler.in_store() {
             Some(work) => {
-                let call = self.store.process(&self.name, arrivals, &work, &self.rules);
-                let receipts = self.cost.of(Step::Process, call).await?;
+                let receipts = in_store::handle(self, arrivals, &work).await?;
                 fail_point!("inbox::handled");
                 receipts
             }

@@ -18,6 +18,7 @@ mod cost;
 mod group;
 mod handler;
 mod housekeeping;
+mod in_store;
 mod reserved;
 #[cfg(feature = "sqlx")]
 pub mod sqlx;

@@ -1,6 +1,7 @@
 //! Telling a message that brings its handler down from a handler that is down.
 //!
-//! An endpoint that answers 503, or dies under a request, looks the same in both cases. If the handler were always
+//! An endpoint that answers 503, or dies under a request, looks the same in both cases; so does a statement that the
+//! database cannot use. If the handler were always
 //! believed, one such message would be the probe for ever and hold up all others; if the message were blamed, an
 //! outage would cost attempts. So the other messages have to tell. One that was answered like this [`SUSPECT`] times in
 //! a row is a suspect: probes are then made with others. One that was answered like this [`PASSED`] times more, with
@@ -85,6 +86,12 @@ impl Suspects {
     /// How often the handler ran; what it says is known by then.
     pub(crate) fn runs(&self) -> u64 {
         self.inner().runs
+    }
+
+    /// Whether any of these could not be handled before.
+    pub(crate) fn knows_any(&self, ids: &[MessageId]) -> bool {
+        let inner = self.inner();
+        !inner.struck.is_empty() && ids.iter().any(|id| inner.struck.contains_key(id))
     }
 
     /// Whether there is any suspect, so that a probe with one message might always be with that one.

@@ -88,9 +88,12 @@ impl Ready<'_> {
                 )))),
             };
         };
-        let told = match &error {
-            Driver::Server(server) => format!("{} (error {})", server.message, server.code),
-            other => other.to_string(),
+        let (told, unusable) = match &error {
+            // What the statement itself leads to, with some values or with any: a table that a procedure misses, say.
+            Driver::Server(server) => {
+                (format!("{} (error {})", server.message, server.code), server.state.starts_with("42"))
+            }
+            other => (other.to_string(), false),
         };
         match Trouble::from(error) {
             Trouble::Final(Error::Broken(_)) => {}
@@ -100,7 +103,10 @@ impl Ready<'_> {
         if handler.procedure {
             tx.query_drop("ROLLBACK TO SAVEPOINT work").await?;
         }
-        Ok(Handled::Retry { error: told, after: None })
+        Ok(match unusable {
+            true => Handled::Unavailable { error: format!("the handler's SQL cannot be used: {told}") },
+            false => Handled::Retry { error: told, after: None },
+        })
     }
 }
 

@@ -65,7 +65,7 @@ impl Statements {
 pub(super) enum Fault {
     /// This message's.
     Message(String),
-    /// No message could be worked on.
+    /// Perhaps no message can be worked on.
     Unusable(String),
     /// The transaction is over.
     Store(Trouble),
@@ -77,9 +77,13 @@ impl From<Trouble> for Fault {
             return Self::Store(trouble);
         };
         match &code[..2] {
-            // What the statement itself leads to.
+            // What the statement itself leads to, with some values or with any.
             "0A" | "26" | "3F" | "42" => {
                 Self::Unusable(format!("the handler's SQL cannot be used: {}", Error::from(trouble)))
+            }
+            // It took too long, or somebody stopped it: for this message or for any.
+            "57" if code == SqlState::QUERY_CANCELED.code() => {
+                Self::Unusable(format!("the handler's SQL was stopped: {}", Error::from(trouble)))
             }
             // What the server, the connection or the transaction leads to.
             "00" | "08" | "0B" | "24" | "25" | "28" | "2D" | "34" | "3B" | "3D" | "40" | "53" | "55"
