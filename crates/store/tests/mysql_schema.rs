@@ -10,8 +10,8 @@ use std::sync::Arc;
 use message::Message;
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
-use store::Append;
 use store::mysql::{Config, MIGRATIONS, MysqlStore};
+use store::{Append, Arrival, Inbox, InboxRules, Receipt, Work};
 
 use mysql_database::Database;
 
@@ -54,6 +54,33 @@ async fn a_migration_that_stopped_in_its_middle_is_run_again() {
     let store = open(&database).await;
     store.append(vec![Message::new("orders", "1").into()]).await.unwrap();
     assert_eq!(number(&mut application, "SELECT count(*) FROM outbox_lanes").await, 1_024);
+}
+
+#[tokio::test]
+async fn what_was_parked_before_a_migration_holds_its_key_after_it() {
+    let database = Database::fresh().await;
+    let steps: String = MIGRATIONS[..4].iter().map(|step| step.sql).collect();
+    database.run_script(&steps);
+    database.run_script(
+        "CREATE TABLE postrider_migrations (version INT UNSIGNED NOT NULL PRIMARY KEY, name VARCHAR(64) NOT NULL,
+                                            applied_at DATETIME(3) NOT NULL DEFAULT (utc_timestamp(3)));
+         INSERT INTO postrider_migrations (version, name) VALUES (1, 'x'), (2, 'x'), (3, 'x'), (4, 'x');
+         INSERT INTO inbox_groups (name) VALUES ('billing');
+         INSERT INTO inbox_parked (grp, id, digest, topic, `key`, payload, content_type, headers, occurred_at,
+                                   delivery, attempts, dead, error)
+         SELECT grp, uuid(), 'x', 'orders', 'ä', '{}', 'text/plain', '{}', utc_timestamp(3), 0, 1, 1, 'no way'
+         FROM inbox_groups;",
+    );
+    open(&database).await;
+    // As if the step had stopped before it was written down.
+    let mut application = database.application().await;
+    application.query_drop("DELETE FROM postrider_migrations WHERE version = 5").await.unwrap();
+    let store = open(&database).await;
+    let arrival =
+        |key: &str| Arrival { message: Message::new("orders", "1").key(key), seq: None, delivery: 0 };
+    let arrivals = vec![arrival("ä"), arrival("a")];
+    let receipts = store.process("billing", arrivals, &Work::Mark, &InboxRules::default()).await.unwrap();
+    assert!(matches!(receipts[..], [Receipt::Parked { .. }, Receipt::Done]), "{receipts:?}");
 }
 
 /// A way to the server of `database` that hangs up on the first `times` who call.

@@ -291,6 +291,25 @@ async fn a_large_call_is_done_side_by_side_with_each_key_in_order_and_each_recei
     }
 }
 
+#[tokio::test]
+async fn a_busy_message_holds_its_key_through_all_transactions_of_a_call() {
+    let database = Database::fresh().await;
+    let (store, rules) = (database.open().await, InboxRules::default());
+    let arrival = |key: usize| {
+        let message = Message::new("orders", "1").key(key.to_string());
+        Arrival { message, seq: None, delivery: 0 }
+    };
+    let first = arrival(0);
+    store.reserve("billing", vec![first.clone()], Duration::from_secs(3_600), &rules).await.unwrap();
+    // More keys than one transaction has, whichever share they are in.
+    let mut call = vec![first];
+    call.extend((1..4_010).map(arrival));
+    call.push(arrival(0));
+    let receipts = store.process("billing", call, &Work::Mark, &rules).await.unwrap();
+    let busy: Vec<usize> = (0..receipts.len()).filter(|place| receipts[*place] == Receipt::Busy).collect();
+    assert_eq!(busy, [0, 4_010]);
+}
+
 fn unkeyed(payload: &str) -> Arrival {
     Arrival { message: Message::new("orders", payload.to_owned()), seq: None, delivery: 0 }
 }
