@@ -9,10 +9,12 @@
 //! Handlers may run again then; what they do elsewhere happens again.
 //!
 //! A message whose handler fails is tried again and holds its partition meanwhile; the others go on. At its limit it goes, with
-//! the reason in its headers, to the topic `<group>-dead`, in the transaction that finishes it.
+//! the reason in its headers, to the topic `<group>-dead`, in the transaction that finishes it; without its payload where that
+//! topic does not take it.
 
 mod answer;
 mod hand;
+mod letter;
 mod maker;
 
 use std::collections::HashMap;
@@ -29,6 +31,7 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use self::hand::{Hand, Item, Place, Ready};
+use self::letter::dead_letter;
 pub use self::maker::Maker;
 use crate::breaker::Backoff;
 use crate::consumer::{BUSY, CLOSING, MISCONFIGURED, Running, supervise};
@@ -38,9 +41,6 @@ use crate::worker::Stop;
 
 /// Messages handled at the same time, when nothing else is said.
 const CONCURRENCY: usize = 16;
-
-/// Characters of a reason that travel with a dead letter.
-const SHOWN: usize = 1_000;
 
 /// A consumer group that sends what it makes of messages.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Transform {
 
     /// Where messages go that it gave up.
     pub fn dead_topic(group: &str) -> String {
-        format!("{group}-dead")
+        letter::dead_topic(group)
     }
 
     /// Starts it on the current tokio runtime. What it receives are the messages of `topics`.
@@ -334,10 +334,19 @@ impl Member {
 
     /// What is made of it is its dead letter.
     fn give_up(&self, item: &mut Item, error: String) {
-        let letter = dead_letter(&self.group.name, &item.arrival.message, item.attempts.max(1), &error);
-        item.made = Some(vec![letter]);
+        item.made = Some(vec![dead_letter(&self.group.name, item, &error)]);
         item.dead = Some(error);
         item.due = None;
+    }
+
+    /// A dead letter is not taken as it is. `false`: there is nothing more to leave out of it.
+    fn cut(&self, item: &mut Item, error: &str) -> bool {
+        let (Some(cut), Some(dead)) = (item.cut.more(), item.dead.take()) else { return false };
+        let (id, group) = (item.arrival.message.id, &self.group.name);
+        warn!(message_id = %id, group = %group, error, "its dead letter is not taken whole; it goes without its payload");
+        item.cut = cut;
+        self.give_up(item, dead);
+        true
     }
 
     /// Finishes what is ready, for as long as that takes. `false`: asked to stop meanwhile.
@@ -396,6 +405,9 @@ impl Member {
             let Some(item) = hand.item(place) else { continue };
             let error = outcome.error().unwrap_or_default();
             if item.dead.is_some() {
+                if matches!(outcome, Outcome::Rejected { .. }) && self.cut(item, error) {
+                    continue;
+                }
                 let topic = Transform::dead_topic(&self.group.name);
                 stuck = Some(format!("a dead letter cannot be sent to `{topic}`: {error}"));
                 continue;
@@ -440,46 +452,5 @@ async fn until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-/// The message as it came, and in its headers why it was given up.
-fn dead_letter(group: &str, message: &Message, attempts: u32, error: &str) -> Message {
-    let mut letter = message.clone();
-    letter.topic = Transform::dead_topic(group);
-    let plain = |text: &str| -> String {
-        text.chars()
-            .map(|character| if character.is_control() { ' ' } else { character })
-            .take(SHOWN)
-            .collect()
-    };
-    letter
-        .header("dead-reason", plain(error))
-        .header("dead-group", group)
-        .header("dead-topic", &message.topic)
-        .header("dead-attempts", attempts.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dead_letter_is_the_message_and_the_reason_in_its_headers() {
-        let message = Message::new("orders", "1").key("k").header("a", "b");
-        let letter = dead_letter("billing", &message, 3, "no\nway");
-        assert_eq!((letter.id, letter.key.as_deref()), (message.id, Some("k")));
-        assert_eq!(letter.topic, "billing-dead");
-        let expected = [
-            ("a", "b"),
-            ("dead-attempts", "3"),
-            ("dead-group", "billing"),
-            ("dead-reason", "no way"),
-            ("dead-topic", "orders"),
-        ];
-        let found: Vec<_> =
-            letter.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!(found, expected);
-        letter.check(&message::Limits::default()).expect("it can be sent");
     }
 }

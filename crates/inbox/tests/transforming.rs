@@ -112,6 +112,41 @@ async fn what_cannot_be_sent_makes_a_dead_letter_of_what_it_was_made_of() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_that_is_too_large_for_its_topic_goes_without_what_is_too_large() {
+    let place = Place::new(1);
+    place.make_small("billing-dead", 4_000).await;
+    let large = Message::new("orders", vec![b'x'; 100_000]).key("k1").header("a", "b");
+    let mut heavy = Message::new("orders", "x").key("k2").kind("paid");
+    heavy.headers.insert("long".to_owned(), "x".repeat(10_000));
+    place.order(0..1).await;
+    place.publish(large.clone()).await;
+    place.publish(heavy.clone()).await;
+    place.order(1..50).await;
+    let maker = Maker::closure(|order: Message| async move {
+        if order.payload.starts_with(b"x") { Err("no number") } else { Ok(vec![bill(&order)]) }
+    });
+    let running = place.start(maker);
+    let dead = place.read("billing-dead", 2).await;
+    let (without_payload, bare) = (&dead[0], &dead[1]);
+    assert_eq!((without_payload.id, without_payload.key.as_deref()), (large.id, Some("k1")));
+    assert!(without_payload.payload.is_empty());
+    let said = |letter: &Message, name: &str| letter.headers.get(name).cloned().unwrap_or_default();
+    assert_eq!(said(without_payload, "dead-payload"), "left out, 100000 bytes");
+    assert_eq!(said(without_payload, "dead-reason"), "no number");
+    assert_eq!(
+        ["a", "dead-topic", "dead-partition", "dead-offset"].map(|name| said(without_payload, name)),
+        ["b", "orders", "0", "1"]
+    );
+    assert_eq!((bare.id, bare.key.as_deref()), (heavy.id, Some("k2")));
+    assert_eq!(said(bare, "dead-headers"), "left out, 10004 bytes");
+    assert_eq!(said(bare, "dead-offset"), "2");
+    assert_eq!(place.read("bills", 50).await.len(), 50);
+    until(|| async { running.status().dead == 2 && running.status().done == 50 }).await;
+    running.drain().await;
+    assert_eq!(place.count("billing-dead").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_answers_with_messages() {
     let place = Place::new(2);
     let endpoint = Endpoint::new(|_, request| match request.text().as_str() {

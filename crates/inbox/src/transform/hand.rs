@@ -10,6 +10,8 @@ use broker::{Delivery, Outgoing, Position, Seen};
 use message::Message;
 use store::Arrival;
 
+use super::letter::Cut;
+
 /// Messages of one transaction at most, and bytes of it, near enough: what does not get through in time would be tried again
 /// as it is.
 const MOST_MESSAGES: usize = 10_000;
@@ -30,6 +32,8 @@ pub(super) struct Item {
     pub(super) made: Option<Vec<Message>>,
     /// Why it is given up: then what was made of it is its dead letter.
     pub(super) dead: Option<String>,
+    /// What is left out of that.
+    pub(super) cut: Cut,
 }
 
 impl Item {
@@ -72,6 +76,7 @@ impl Hand {
                 due: None,
                 made: None,
                 dead: None,
+                cut: Cut::Nothing,
             };
             self.partitions.entry(position.partition).or_default().push(item);
         }

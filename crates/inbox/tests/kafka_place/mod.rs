@@ -11,6 +11,9 @@ use broker::{Browse, Outcome, Outgoing, Publisher, Span, Subscriber};
 use chrono::{DateTime, TimeDelta, Utc};
 use inbox::{Maker, Running, Transform};
 use message::{Message, RetryPolicy};
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
 use uuid::Uuid;
 
 pub(crate) const GROUP: &str = "billing";
@@ -20,15 +23,34 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Place {
     pub(crate) broker: Broker,
+    server: String,
+    prefix: String,
 }
 
 impl Place {
     /// Topics with so many partitions.
     pub(crate) fn new(partitions: u16) -> Self {
-        let (server, prefix) = (testkit::servers::url("kafka"), Uuid::new_v4().simple());
-        let url = format!("{server}?prefix=t{prefix}.&partitions={partitions}");
+        let (server, prefix) = (testkit::servers::url("kafka"), format!("t{}.", Uuid::new_v4().simple()));
+        let url = format!("{server}?prefix={prefix}&partitions={partitions}");
         let config = Config::from_url(&url).expect("the URL is right");
-        Self { broker: Broker::open(config).expect("librdkafka can be used") }
+        Self { broker: Broker::open(config).expect("librdkafka can be used"), server, prefix }
+    }
+
+    /// Makes a topic whose messages have so many bytes at most.
+    pub(crate) async fn make_small(&self, topic: &str, bytes: usize) {
+        let host = self.server.split("://").nth(1).expect("the URL names a server").trim_end_matches('/');
+        let admin: AdminClient<DefaultClientContext> =
+            ClientConfig::new().set("bootstrap.servers", host).create().expect("a client can be made");
+        let (name, bytes) = (format!("{}{topic}", self.prefix), bytes.to_string());
+        let topic = NewTopic::new(&name, 1, TopicReplication::Fixed(1)).set("max.message.bytes", &bytes);
+        let made = admin.create_topics([&topic], &AdminOptions::new()).await;
+        made.expect("Kafka answers")[0].as_ref().expect("the topic can be made");
+    }
+
+    /// Publishes one message as it is.
+    pub(crate) async fn publish(&self, message: Message) {
+        let outcomes = self.broker.publish(vec![Outgoing::new(message, 1)]).await;
+        assert_eq!(outcomes, [Outcome::Confirmed]);
     }
 
     pub(crate) fn start(&self, maker: Maker) -> Running {
