@@ -147,10 +147,10 @@ impl Shop {
                            WHERE postrider_newer('shop', CAST(:key AS text), (new ->> 'version')::bigint) \
                            ON CONFLICT (item) DO UPDATE SET price = EXCLUDED.price, version = EXCLUDED.version\""
                 .to_owned(),
-            "mysql" => "sql = \"INSERT INTO prices VALUES (:key, JSON_EXTRACT(:payload, '$.price'), \
-                        JSON_EXTRACT(:payload, '$.version')) ON DUPLICATE KEY UPDATE \
-                        price = IF(VALUES(version) > version, VALUES(price), price), \
-                        version = GREATEST(VALUES(version), version)\""
+            "mysql" => "sql = \"INSERT INTO prices SELECT :key, JSON_EXTRACT(:payload, '$.price'), \
+                        JSON_EXTRACT(:payload, '$.version') FROM DUAL \
+                        WHERE postrider_newer('shop', :key, JSON_EXTRACT(:payload, '$.version')) \
+                        ON DUPLICATE KEY UPDATE price = VALUES(price), version = VALUES(version)\""
                 .to_owned(),
             "sqlite" => "sql = \"INSERT INTO prices VALUES (:key, json_extract(:payload, '$.price'), \
                          json_extract(:payload, '$.version')) ON CONFLICT (item) DO UPDATE \
@@ -159,8 +159,36 @@ impl Shop {
                 .to_owned(),
             _ => format!(
                 "script = \"local new, item = cjson.decode(message.payload), '{}:price:' .. message.key \
-                 if new.version > tonumber(redis.call('HGET', item, 'version') or 0) then \
+                 if postrider.newer('shop', message.key, new.version) then \
                  redis.call('HSET', item, 'price', new.price, 'version', new.version) end\"",
+                self.place.url
+            ),
+        }
+    }
+
+    /// Applies the price of the payload if nobody has since the sender looked, which saw the version `seen`.
+    fn replace_price(&self) -> String {
+        match self.kind() {
+            "postgres" => "sql = \"UPDATE prices SET price = (new ->> 'price')::int, version = version + 1 \
+                           FROM (SELECT convert_from(:payload, 'UTF8')::json AS new) AS it \
+                           WHERE item = CAST(:key AS text) AND postrider_swap('shop', CAST(:key AS text), \
+                           (new ->> 'seen')::bigint, (new ->> 'seen')::bigint + 1)\""
+                .to_owned(),
+            "mysql" => {
+                "sql = \"UPDATE prices SET price = JSON_EXTRACT(:payload, '$.price'), version = version + 1 \
+                        WHERE item = :key AND postrider_swap('shop', :key, JSON_EXTRACT(:payload, '$.seen'), \
+                        JSON_EXTRACT(:payload, '$.seen') + 1)\""
+                    .to_owned()
+            }
+            "sqlite" => {
+                "sql = \"UPDATE prices SET price = json_extract(:payload, '$.price'), version = version + 1 \
+                         WHERE item = :key AND version = json_extract(:payload, '$.seen')\""
+                    .to_owned()
+            }
+            _ => format!(
+                "script = \"local new, item = cjson.decode(message.payload), '{}:price:' .. message.key \
+                 if postrider.swap('shop', message.key, new.seen, new.seen + 1) then \
+                 redis.call('HSET', item, 'price', new.price) redis.call('HINCRBY', item, 'version', 1) end\"",
                 self.place.url
             ),
         }
@@ -170,11 +198,25 @@ impl Shop {
         "CREATE TABLE prices (item varchar(40) PRIMARY KEY, price int NOT NULL, version int NOT NULL)";
 
     fn price(&self, item: &str) -> i64 {
+        self.of_price(item, "price")
+    }
+
+    fn of_price(&self, item: &str, column: &str) -> i64 {
         let said = match self.place.is_redis() {
-            true => self.place.ask(&format!("HGET \"{}:price:{item}\" price", self.place.url)),
-            false => self.place.ask(&format!("SELECT price FROM prices WHERE item = '{item}'")),
+            true => self.place.ask(&format!("HGET \"{}:price:{item}\" {column}", self.place.url)),
+            false => self.place.ask(&format!("SELECT {column} FROM prices WHERE item = '{item}'")),
         };
-        said.parse().expect("a price")
+        said.parse().expect("a number")
+    }
+
+    /// Sets the first price of an item.
+    fn set_price(&self, item: &str, price: i64) {
+        match self.place.is_redis() {
+            true => {
+                self.place.ask(&format!("HSET \"{}:price:{item}\" price {price} version 0", self.place.url))
+            }
+            false => self.place.ask(&format!("INSERT INTO prices VALUES ('{item}', {price}, 0)")),
+        };
     }
 }
 
@@ -309,28 +351,26 @@ on! { sqlite postgres mariadb redis:
     }
 }
 
-#[test]
-fn of_many_prices_that_replace_the_same_version_one_is_applied() {
-    let shop = Shop::postgres();
-    // The version that the sender saw goes with the message: who was slower must look again.
-    let swap = "sql = \"UPDATE prices SET price = (new ->> 'price')::int, version = version + 1 \
-                FROM (SELECT convert_from(:payload, 'UTF8')::json AS new) AS it WHERE item = CAST(:key AS text) \
-                AND postrider_swap('shop', CAST(:key AS text), (new ->> 'seen')::bigint, (new ->> 'seen')::bigint + 1)\"";
-    let folder = shop.furnish("prices", swap, Shop::PRICES);
-    shop.place.ask("INSERT INTO prices VALUES ('tea', 50, 0)");
-    let server = folder.serve(&[]);
-    let arrivals: Vec<_> = (1..=32)
-        .map(|price| {
-            json!({
-                "topic": "prices", "key": "tea", "consumerGroup": "shop",
-                "message": { "price": price * 100, "seen": 0 },
+on! { sqlite postgres mariadb redis:
+    fn of_many_prices_that_replace_the_same_version_one_is_applied(shop: Shop) {
+        // The version that the sender saw goes with the message: who was slower must look again.
+        let folder = shop.furnish("prices", &shop.replace_price(), Shop::PRICES);
+        shop.set_price("tea", 50);
+        let server = folder.serve(&[]);
+        let arrivals: Vec<_> = (1..=32)
+            .map(|price| {
+                json!({
+                    "topic": "prices", "key": "tea", "consumerGroup": "shop",
+                    "message": { "price": price * 100, "seen": 0 },
+                })
             })
-        })
-        .collect();
-    let answers = post_together(&format!("{}/api/consumer/test-process", server.consumer), None, &arrivals);
-    assert!(answers.iter().flatten().all(|(_, answer)| answer["result"] == "new"), "{answers:?}");
-    let version = shop.place.ask("SELECT version FROM prices WHERE item = 'tea'");
-    assert_eq!((version.as_str(), shop.price("tea") % 100), ("1", 0), "one of them was applied");
+            .collect();
+        let url = format!("{}/api/consumer/test-process", server.consumer);
+        let answers = post_together(&url, None, &arrivals);
+        assert!(answers.iter().flatten().all(|(_, answer)| answer["result"] == "new"), "{answers:?}");
+        let (version, price) = (shop.of_price("tea", "version"), shop.price("tea"));
+        assert_eq!((version, price % 100), (1, 0), "one of them was applied");
+    }
 }
 
 /// How long the payment takes, and how long a broker waits for a member: thirty seconds and ten, in a tenth of the time.

@@ -17,6 +17,7 @@
 //! | `:attempts:<seq>` `:acks:<seq>` `:unacked:<group>` | tries in vain, acknowledgements, who still owes one |
 //! | `:once` `:once_order` `:audit` `:counters` | idempotency keys, what operators did, totals |
 //! | `:in:<group>:…` | the inbox of a group |
+//! | `:versions:<scope>` | entity → the version that was applied last |
 //!
 //! Rust programs send with [`append()`] in their own MULTI or with [`script`]. Everybody else calls a function that the
 //! store loads into Redis 7 and newer ([`library`]), alone or in a MULTI; for older servers there is [`send_script`]. After
@@ -26,10 +27,13 @@
 //! redis-cli FCALL postrider_send 1 '{postrider}' orders 42 '{"total": 10}'
 //! redis-cli FCALL postrider_send 1 '{postrider}' orders 42 '{}' 0190a5c4-6b2e-7d3f-8a4b-5c6d7e8f9a0b '{"traceparent":"00-ab"}' OrderPlaced
 //! redis-cli FCALL postrider_once 1 '{postrider}' billing 0190a5c4-6b2e-7d3f-8a4b-5c6d7e8f9a0b
+//! redis-cli FCALL postrider_newer 1 '{postrider}' billing price-42 7 HSET '{postrider}:price:42' price 200
+//! redis-cli FCALL postrider_swap 1 '{postrider}' billing price-42 7 8 HSET '{postrider}:price:42' price 300
 //! ```
 //!
-//! The first two answer the id. The last one marks a message as done by a group: 1 when it was not before, so that a
-//! consumer in another language does its work once, in the same MULTI or script.
+//! The first two answer the id. The third marks a message as done by a group: 1 when it was not before, so that a
+//! consumer in another language does its work once, in the same MULTI or script. The last two run the command that
+//! follows if the version is newer than any that was applied, or if the one before it was applied last.
 
 mod amend;
 mod append;

@@ -285,25 +285,6 @@ async fn the_applications_diesel_transaction_decides() {
 }
 
 #[tokio::test]
-async fn an_older_version_is_not_newer_whatever_the_order_of_arrival() {
-    let database = Database::fresh().await;
-    let _store = open(&database).await;
-    let mut application = database.application().await;
-    for (entity, version, newer) in
-        [("42", 2, true), ("42", 1, false), ("42", 2, false), ("43", 1, true), ("42 ", 1, true)]
-    {
-        let answer = store::mysql::newer(&mut application, "prices", entity, version).await.unwrap();
-        assert_eq!(answer, newer, "version {version} of `{entity}`");
-    }
-    for (expected, version, swapped) in
-        [(1, 2, false), (0, 1, true), (0, 2, false), (1, 5, true), (1, 6, false)]
-    {
-        let answer = store::mysql::swap(&mut application, "stock", "42", expected, version).await.unwrap();
-        assert_eq!(answer, swapped, "from {expected} to {version}");
-    }
-}
-
-#[tokio::test]
 async fn keys_that_differ_in_case_or_in_a_space_at_the_end_are_different_keys() {
     let database = Database::fresh().await;
     let store = open(&database).await;

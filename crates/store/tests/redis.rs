@@ -113,11 +113,11 @@ fn documented(place: &Place) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_documented_calls_of_redis_cli_send_a_message_and_mark_one() {
+async fn the_documented_calls_of_redis_cli_send_and_mark_a_message_and_apply_versions() {
     let place = Place::new();
     let store = place.store().await;
     let answers = documented(&place);
-    assert_eq!(answers.len(), 3, "{answers:?}");
+    assert_eq!(answers.len(), 5, "{answers:?}");
     let id: MessageId = answers[0].parse().unwrap();
     let record = store.record(id).await.unwrap().unwrap();
     assert_eq!((record.message.topic.as_str(), record.message.key.as_deref()), ("orders", Some("42")));
@@ -127,8 +127,13 @@ async fn the_documented_calls_of_redis_cli_send_a_message_and_mark_one() {
     assert_eq!(full.id.to_string(), "0190a5c4-6b2e-7d3f-8a4b-5c6d7e8f9a0b");
     assert_eq!(full.headers, BTreeMap::from([("traceparent".to_owned(), "00-ab".to_owned())]));
     assert_eq!(full.kind.as_deref(), Some("OrderPlaced"));
-    assert_eq!(answers[2], "1", "it is new to the group");
-    assert_eq!(documented(&place)[2], "0", "and then no more");
+    assert_eq!(answers[2..], ["1", "1", "1"], "it is new to the group, and so are the versions");
+    assert_eq!(documented(&place)[2..], ["0", "0", "0"], "and then no more");
+    let price: i64 = redis::cmd("HGET")
+        .arg(&[&format!("{}:price:42", place.prefix()), "price"])
+        .query(&mut place.connection())
+        .unwrap();
+    assert_eq!(price, 300);
     let counts = store.inbox_counts("billing").await.unwrap();
     assert_eq!(counts, InboxCounts { processed: 1, duplicates: 1, ..InboxCounts::default() });
 }
@@ -188,7 +193,7 @@ async fn the_functions_of_a_newer_program_are_left_alone_and_those_of_an_older_o
     let server = Server::start(&DURABLE);
     let mut connection = server.connection();
     let mut load = |code: &str| redis::cmd("FUNCTION").arg(&["LOAD", "REPLACE", code]).exec(&mut connection);
-    let with_version = |version: u32| library().replacen("-- version 1", &format!("-- version {version}"), 1);
+    let with_version = |version: u32| library().replacen("-- version 2", &format!("-- version {version}"), 1);
     let loaded = |server: &Server| -> String {
         let list: redis::Value =
             redis::cmd("FUNCTION").arg(&["LIST", "WITHCODE"]).query(&mut server.connection()).unwrap();
@@ -196,7 +201,7 @@ async fn the_functions_of_a_newer_program_are_left_alone_and_those_of_an_older_o
     };
     load(&with_version(0)).unwrap();
     server.store().await;
-    assert!(loaded(&server).contains("-- version 1"));
+    assert!(loaded(&server).contains("-- version 2"));
     load(&with_version(9)).unwrap();
     server.store().await;
     assert!(loaded(&server).contains("-- version 9"));

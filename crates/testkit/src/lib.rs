@@ -9,6 +9,7 @@ mod line;
 mod rejection;
 pub mod servers;
 pub mod store;
+pub mod versions;
 mod wait;
 
 pub use line::Line;

@@ -151,7 +151,7 @@ async fn functions(connection: &mut Conn) -> Result<(), Trouble> {
             Err(Driver::Server(error)) if matches!(error.code, 1044 | 1142 | 1227 | 1370 | 1418 | 1419) => {
                 tracing::warn!(
                     error = error.message,
-                    "postrider_send, postrider_once and the trigger on outbox_events were not made: set \
+                    "the functions postrider_… and the trigger on outbox_events were not made: set \
                      log_bin_trust_function_creators = 1 or let an administrator run `postrider schema --print`; \
                      plain INSERTs work without them"
                 );

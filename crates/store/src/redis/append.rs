@@ -148,13 +148,25 @@ pub fn append(pipe: &mut Pipeline, prefix: &str, message: &Message) -> Result<()
 /// out, and has `KEYS` and `ARGV` as always. `send` answers the id, or raises an error before it writes anything;
 /// Redis does not undo what the script wrote before that, so call it first, or check first.
 ///
+/// For updates that carry a version there are `postrider.newer(scope, entity, version)`, whether it is newer than any that
+/// was applied, and `postrider.swap(scope, entity, expected, version)`, whether `expected` was applied last (0: none). If
+/// so, the version is remembered when the script has succeeded; an error of the script's leaves the old one.
+///
 /// # Errors
 /// When `prefix` cannot be one of a store.
 pub fn script(prefix: &str, body: &str) -> Result<Script, Error> {
     let prefix = Config { prefix: prefix.to_owned(), ..Config::new("") }.checked_prefix()?;
     Ok(Script::new(&format!(
-        "{}begin('{prefix}')\nlocal postrider = {{ send = send }}\n{body}",
-        concat!(include_str!("prelude.lua"), include_str!("append.lua"), include_str!("send.lua")),
+        "{}begin('{prefix}')\nopen_versions()\n\
+         local postrider = {{ send = send, newer = newer, swap = swap }}\n\
+         local function work()\n{body}\nend\nlocal answer = work()\n\
+         if type(answer) ~= 'table' or not answer.err then close_versions() end\nreturn answer",
+        concat!(
+            include_str!("prelude.lua"),
+            include_str!("append.lua"),
+            include_str!("send.lua"),
+            include_str!("inbox/versions.lua")
+        ),
     )))
 }
 

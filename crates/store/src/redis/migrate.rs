@@ -30,7 +30,7 @@ static SEND: std::sync::LazyLock<Script> = std::sync::LazyLock::new(|| {
 
 /// The library of functions, with its version: an older program does not put its own in the place of a newer one's.
 const LIBRARY: &str = concat!(
-    "#!lua name=postrider\n-- version 1\n",
+    "#!lua name=postrider\n-- version 2\n",
     include_str!("prelude.lua"),
     include_str!("hold.lua"),
     include_str!("append.lua"),
@@ -38,6 +38,7 @@ const LIBRARY: &str = concat!(
     include_str!("acknowledge.lua"),
     include_str!("inbox/desk.lua"),
     include_str!("inbox/once.lua"),
+    include_str!("inbox/versions.lua"),
     include_str!("functions.lua"),
 );
 
@@ -46,7 +47,7 @@ pub fn send_script() -> &'static str {
     SEND.code()
 }
 
-/// The library with `postrider_send` and `postrider_once`, for `FUNCTION LOAD` by people who load it themselves.
+/// The library with `postrider_send`, `postrider_once`, `postrider_newer` and `postrider_swap`, for `FUNCTION LOAD` by people who load it themselves.
 pub fn library() -> &'static str {
     LIBRARY
 }
@@ -66,7 +67,7 @@ impl RedisStore {
         if self.server.has_functions() {
             // Only other languages need them: a server that forbids FUNCTION is a store all the same.
             if let Err(error) = self.load_functions().await {
-                tracing::warn!(%error, "postrider_send and postrider_once could not be loaded; EVAL works without them");
+                tracing::warn!(%error, "the functions postrider_… could not be loaded; EVAL works without them");
             }
         }
         Ok(())

@@ -24,6 +24,9 @@ CREATE FUNCTION postrider_swap(scope text, entity text, expected bigint, version
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
+    IF postrider_swap.expected IS NULL OR postrider_swap.version IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'postrider_swap: a version is missing';
+    END IF;
     UPDATE inbox_versions v SET version = postrider_swap.version
     WHERE v.scope = postrider_swap.scope AND v.entity = postrider_swap.entity
           AND v.version = postrider_swap.expected;

@@ -14,9 +14,13 @@ local function run(arrival)
   local message = { id = arrival.id, topic = arrival.topic, type = arrival.type, key = arrival.key,
     payload = arrival.payload, headers = readable and headers or {}, occurred_at = tonumber(arrival.occurred_at),
     seq = tonumber(arrival.seq), group = inbox.group }
-  local good, said = pcall(chunk, message, { send = send })
+  open_versions()
+  local good, said = pcall(chunk, message, { send = send, newer = newer, swap = swap })
   if type(said) == 'table' and said.err then good, said = false, said.err end
-  if good then return { kind = 'done' } end
+  if good then
+    close_versions()
+    return { kind = 'done' }
+  end
   return { kind = 'retry', error = tostring(said), after = 0 }
 end
 

@@ -12,7 +12,8 @@ const NO_SQL: &str =
     "a store on Redis runs no SQL: give this consumer a `script`, `http` or `command` handler";
 
 script!(
-    PROCESS: "../prelude.lua", "../append.lua", "../send.lua", "../acknowledge.lua", "desk.lua", "process.lua"
+    PROCESS: "../prelude.lua", "../append.lua", "../send.lua", "../acknowledge.lua", "desk.lua", "versions.lua",
+    "process.lua"
 );
 script!(CHECK: "../prelude.lua", "check.lua");
 
