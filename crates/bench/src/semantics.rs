@@ -287,6 +287,10 @@ impl Publisher for Timed {
         self.publisher.transactions()
     }
 
+    async fn recognises(&self, horizon: Duration) -> Result<(), Outcome> {
+        self.publisher.recognises(horizon).await
+    }
+
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
         let ids: Vec<MessageId> = batch.iter().map(|outgoing| outgoing.message.id).collect();
         let outcomes = self.publisher.publish(batch).await;

@@ -150,6 +150,8 @@ pub struct Guarantees {
 /// 7. A destination that does not exist, and is not to be made, is `Misconfigured`; other topics are unharmed.
 /// 8. After the broker was away, the same publisher goes on: nobody has to open another.
 /// 9. What [`once`](Publisher::once) answers sends no message twice by itself, whatever it hears or does not hear.
+/// 10. A message that is sent twice within a time for which [`recognises`](Publisher::recognises) answers yes is stored once,
+///    whoever set the broker up.
 #[async_trait]
 pub trait Publisher: Send + Sync {
     /// What the broker promises.
@@ -166,11 +168,32 @@ pub trait Publisher: Send + Sync {
         None
     }
 
+    /// Whether the broker, as it is set up, recognises a message that is sent again within `horizon`. Where others may have
+    /// set it up, it is asked; elsewhere the guarantees say.
+    ///
+    /// # Errors
+    /// What to tell of messages that count on it: nothing of them must be sent.
+    async fn recognises(&self, horizon: Duration) -> Result<(), Outcome> {
+        match unrecognised(self.guarantees().deduplication, horizon) {
+            None => Ok(()),
+            Some(error) => Err(Outcome::Misconfigured { error }),
+        }
+    }
+
     /// Sends `batch` and waits for the broker's word on each message.
     ///
     /// # Cancel safety
     /// A call that is dropped may have stored any part of the batch.
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome>;
+}
+
+/// Why a broker that recognises duplicates for `window` does not recognise all that is sent again within `horizon`.
+pub(crate) fn unrecognised(window: Option<Duration>, horizon: Duration) -> Option<String> {
+    let Some(window) = window else { return Some("recognises no message that is sent twice".to_owned()) };
+    (window < horizon).then(|| {
+        let (window, horizon) = (humantime::format_duration(window), humantime::format_duration(horizon));
+        format!("recognises duplicates for {window}, and a message may be sent again for {horizon}")
+    })
 }
 
 /// Whose transactions: those of one store, on their way to one broker.
@@ -328,6 +351,8 @@ pub struct Plan {
     pub ordered: bool,
     /// How long a message may be sent again.
     pub horizon: Duration,
+    /// How long the broker itself must recognise a message that is sent twice, where a promise rests on that.
+    pub recognised: Option<Duration>,
     /// Bytes of the largest payload that is accepted for it.
     pub max_payload: usize,
 }

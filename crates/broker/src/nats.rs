@@ -39,7 +39,7 @@ mod stream;
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use config::{Config, Login, Start};
 
@@ -67,8 +67,12 @@ struct Inner {
 struct Known {
     /// Which look it was.
     look: u64,
+    /// When it was.
+    at: Instant,
     /// Bytes of a message with its headers, at most.
     limit: usize,
+    /// How long it recognises a message that is sent twice.
+    window: Duration,
     subjects: Arc<[String]>,
 }
 
@@ -117,7 +121,7 @@ impl Inner {
     fn remember(&self, limit: usize, window: Duration, subjects: Vec<String>) -> Known {
         let mut heard = self.known.write().unwrap_or_else(PoisonError::into_inner);
         heard.looks += 1;
-        let known = Known { look: heard.looks, limit, subjects: subjects.into() };
+        let known = Known { look: heard.looks, at: Instant::now(), limit, window, subjects: subjects.into() };
         (heard.limit, heard.window, heard.now) = (limit, window, Some(known.clone()));
         known
     }

@@ -316,6 +316,45 @@ async fn a_stream_that_would_lose_messages_or_confirm_none_is_refused_and_a_doub
 }
 
 #[tokio::test]
+async fn a_stream_of_others_that_forgets_too_early_is_told_before_anything_is_sent() {
+    let (server_url, prefix) = (url("nats"), prefix());
+    let server = server(&server_url).await;
+    let stream = |seconds| Stream {
+        name: prefix.clone(),
+        subjects: vec![format!("{prefix}.>")],
+        duplicate_window: Duration::from_secs(seconds),
+        ..Stream::default()
+    };
+    server.create_stream(stream(60)).await.expect("a stream can be made");
+    let line = Line::to(&server_url).await;
+    let broker = open(&line.url(), &prefix, "&duplicates=1d&timeout=1s");
+    let hour = Duration::from_secs(3_600);
+    assert_eq!(broker.guarantees().deduplication, Some(24 * hour), "nobody has looked yet");
+    line.silence();
+    let unheard = broker.recognises(hour).await;
+    assert!(matches!(unheard, Err(Outcome::Unreachable { .. })), "{unheard:?}");
+    line.cut();
+    let refused = within(PATIENCE, "the line is back", || async {
+        match broker.recognises(hour).await {
+            Err(Outcome::Misconfigured { error }) => Some(error),
+            Err(Outcome::Unreachable { .. }) => None,
+            other => panic!("{other:?}"),
+        }
+    })
+    .await;
+    let plan = Plan { recognised: Some(hour), ..Plan::default() };
+    let findings = broker.examine(&plan).await;
+    let found =
+        findings.iter().find(|finding| finding.text.contains("duplicates for 1m")).expect("the doctor");
+    assert_eq!(found.health, Health::Broken);
+    for words in [&found.text, found.fix.as_ref().expect("a fix")] {
+        assert!(refused.contains(words.as_str()), "the doctor says {words:?}, and the publisher {refused:?}");
+    }
+    server.update_stream(stream(7_200)).await.expect("it can be raised");
+    assert_eq!(broker.recognises(hour).await, Ok(()), "what was mended is seen");
+}
+
+#[tokio::test]
 async fn a_sealed_stream_is_refused() {
     let (server_url, prefix) = (url("nats"), prefix());
     let (server, broker) = (server(&server_url).await, open(&server_url, &prefix, ""));

@@ -14,7 +14,7 @@
 mod harness;
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use harness::{Folder, Server};
@@ -121,6 +121,73 @@ fn what_a_broker_cannot_do_is_refused_at_the_start() {
     Folder::with(&settings).run(&["serve"]).failed(2, &["does not keep the order of keys", "is one queue"]);
     let hook = "[brokers.main]\nurl = \"https://example.com/in\"\n[consumers.a]\ntopics = [\"t\"]\n";
     Folder::with(hook).run(&["serve"]).failed(2, &["only takes messages"]);
+}
+
+/// A route that promises exactly once by the memory of the broker: at least as long as a message may be sent again.
+fn exactly_once(url: &str) -> String {
+    format!(
+        "[brokers.main]\nurl = \"{url}&duplicates=2h\"\n[routes.all]\ntopics = [\"*\"]\nsemantics = \"exactly-once\"\n\
+         retry = {{ give_up_after = \"1h\" }}\n[consumers]\n"
+    )
+}
+
+/// The words of the doctor and of those who refuse.
+const TOO_SHORT: [&str; 2] =
+    ["recognises duplicates for 1m, and a message may be sent again for 1h", "raise duplicate_window"];
+
+/// A stream that somebody else made, with a memory of a minute.
+fn others_stream() -> String {
+    let url = url("nats", "");
+    let (_folder, server) = serve(&format!("{url}&duplicates=1m"), "");
+    let id = send(&server, "7");
+    server.until(&format!("{}/api/messages/status/{id}", server.producer), |view| view["status"] == "Sent");
+    url
+}
+
+#[test]
+fn exactly_once_by_a_stream_of_others_that_forgets_too_early_is_refused_at_the_start() {
+    let url = others_stream();
+    let folder = Folder::with(&exactly_once(&url));
+    assert_eq!(folder.run(&["config", "check"]).code, 0, "nobody is connected to");
+    let refused = folder.run(&["serve"]);
+    refused.failed(2, &TOO_SHORT);
+    refused.failed(2, &["routes.all.semantics", "\"effectively-once\""]);
+    let found = folder.run(&["doctor"]);
+    assert!(found.code == 4 && TOO_SHORT.iter().all(|words| found.out.contains(words)), "{found:?}");
+}
+
+#[test]
+fn exactly_once_by_a_stream_that_could_not_be_asked_at_the_start_sends_nothing_before_it_was() {
+    let url = others_stream();
+    let server_at = url.trim_start_matches("nats://").split('?').next().expect("an address").to_owned();
+    // Nobody answers at the door yet.
+    let door = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = door.local_addr().expect("an address");
+    let folder = Folder::with(&exactly_once(&url.replacen(&server_at, &address.to_string(), 1)));
+    let server = folder.serve(&[]);
+    assert!(server.said().contains("nothing is sent before it is"), "{}", server.said());
+    let id = send(&server, "8");
+
+    std::thread::spawn(move || {
+        // It ends with the process of the test.
+        for client in door.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(&server_at) else { continue };
+            for (mut from, mut to) in [
+                (client.try_clone().expect("a socket"), server.try_clone().expect("a socket")),
+                (server, client),
+            ] {
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    let health = format!("{}/api/messages/health", server.producer);
+    let told = harness::until(|| {
+        let said = server.get(&health).1.to_string();
+        TOO_SHORT.iter().all(|words| said.contains(words))
+    });
+    told.unwrap_or_else(|()| panic!("{:?} {}", server.get(&health), server.said()));
+    let view = server.get(&format!("{}/api/messages/status/{id}", server.producer)).1;
+    assert_ne!(view["status"], "Sent", "{view}");
 }
 
 #[test]

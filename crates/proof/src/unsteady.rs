@@ -27,6 +27,10 @@ impl Publisher for Unsteady {
         self.broker.transactions()
     }
 
+    async fn recognises(&self, horizon: Duration) -> Result<(), Outcome> {
+        self.broker.recognises(horizon).await
+    }
+
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
         if !self.delay.is_zero() {
             let delay = rand::rng().random_range(Duration::ZERO..=self.delay);

@@ -139,7 +139,7 @@ impl Load {
     async fn call(&self, outgoing: Vec<Outgoing>, lease: impl Fn() -> Option<Instant>) -> Vec<Outcome> {
         let count = outgoing.len();
         let unconfirmed = |error: String| vec![Outcome::Unconfirmed { error }; count];
-        let sending = AssertUnwindSafe(self.way.route.publisher.publish(outgoing)).catch_unwind();
+        let sending = AssertUnwindSafe(self.send(outgoing)).catch_unwind();
         tokio::pin!(sending);
         loop {
             // The heartbeat goes on renewing while the broker takes its time.
@@ -162,6 +162,17 @@ impl Load {
                 }
             };
         }
+    }
+
+    /// Sends to a broker that can keep what is promised; to another, nothing.
+    async fn send(&self, outgoing: Vec<Outgoing>) -> Vec<Outcome> {
+        let Route { publisher, recognised, .. } = &self.way.route;
+        if let Some(horizon) = *recognised
+            && let Err(outcome) = publisher.recognises(horizon).await
+        {
+            return vec![outcome; outgoing.len()];
+        }
+        publisher.publish(outgoing).await
     }
 
     /// The key by which this message is kept in order, if it is.

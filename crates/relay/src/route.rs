@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use broker::{Format, Guarantees, Publisher};
 use message::{OnDead, Order, RetryPolicy, Secrets, Semantics, TopicPattern};
@@ -52,6 +53,9 @@ pub struct Route {
     pub retry: RetryPolicy,
     /// When a message counts as sent.
     pub settle: Settle,
+    /// How long its broker must recognise a message that is sent twice, where what is promised rests on that: nothing is
+    /// sent to one that does not.
+    pub recognised: Option<Duration>,
     /// What capabilities to acknowledge are made of, which travel with its messages if there are any.
     pub secrets: Option<Arc<Secrets>>,
 }
@@ -80,8 +84,19 @@ impl Route {
             on_dead: OnDead::default(),
             retry: RetryPolicy::default(),
             settle: Settle::default(),
+            recognised: None,
             secrets: None,
         }
+    }
+
+    /// For how long `semantics` need the broker itself to recognise a message that is sent twice.
+    pub fn rests_on(
+        semantics: Semantics,
+        publisher: &dyn Publisher,
+        retry: &RetryPolicy,
+    ) -> Option<Duration> {
+        let rests = semantics == Semantics::ExactlyOnce && publisher.transactions().is_none();
+        rests.then_some(retry.give_up_after)
     }
 
     /// A failed message makes the later ones of its key wait.

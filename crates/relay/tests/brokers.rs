@@ -193,6 +193,52 @@ impl Publisher for Silent {
     }
 }
 
+/// A broker whose memory somebody else has set, and may change.
+struct Forgetful {
+    broker: Broker,
+    window: watch::Sender<Duration>,
+    calls: AtomicUsize,
+}
+
+#[async_trait]
+impl Publisher for Forgetful {
+    fn guarantees(&self) -> Guarantees {
+        self.broker.guarantees()
+    }
+
+    async fn recognises(&self, horizon: Duration) -> Result<(), Outcome> {
+        match *self.window.borrow() >= horizon {
+            true => Ok(()),
+            false => Err(Outcome::Misconfigured { error: "it forgets too early".to_owned() }),
+        }
+    }
+
+    async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.broker.publish(batch).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_sent_to_a_broker_that_forgets_too_early_until_that_is_mended() {
+    let hour = Duration::from_secs(3_600);
+    let bench = Bench::new();
+    bench.write("exact", 50).await;
+    let (window, calls) = (watch::Sender::new(hour / 60), AtomicUsize::new(0));
+    let forgetful = Arc::new(Forgetful { broker: bench.broker.clone(), window, calls });
+    let exact = Route { recognised: Some(hour), ..Route::new("exact", &["exact"], forgetful.clone()) };
+    let relay = Relay::start(bench.store.clone(), vec![exact], Settings::default());
+    bench
+        .until("the breaker", async |_| relay.status().breakers.iter().any(|found| found.misconfigured))
+        .await;
+    let told = relay.status().breakers.remove(0);
+    assert_eq!((told.destination.as_str(), told.error.as_str()), ("topic exact", "it forgets too early"));
+    assert_eq!(forgetful.calls.load(Ordering::SeqCst), 0);
+    forgetful.window.send_replace(hour);
+    bench.until_sent(50).await;
+    relay.drain().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_does_not_answer_is_not_asked_for_each_message_of_a_delivery() {
     let bench = Bench::new();

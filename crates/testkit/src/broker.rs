@@ -219,6 +219,7 @@ macro_rules! broker_cases {
             Alone publish::publish_ends_within_its_time_limit => WaitsForever;
             Shared publish::a_destination_that_is_missing_is_misconfigured_alone => BlamesTheMessage;
             Alone publish::a_publisher_goes_on_after_the_broker_was_restarted => NeverComesBack;
+            Shared publish::what_is_sent_twice_while_it_is_recognised_is_stored_once => RecognisesNothing;
 
             Shared receive::each_group_gets_each_message => OneGroupForAll;
             Shared receive::what_was_not_acknowledged_comes_again_after_a_crash => AcknowledgesOnReceipt;

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use humantime::format_duration;
 
 use super::fetch::consumer_name;
-use super::stream::{HEADROOM, covers, subject, unfit};
+use super::stream::{HEADROOM, covers, forgetful, subject, unfit};
 use super::{Broker, Inner};
 use crate::{Examine, Finding, Plan};
 
@@ -181,16 +181,13 @@ fn losses(about: &str, stream: &Stream, plan: &Plan) -> Vec<Finding> {
 
 /// How long the server itself recognises what is sent twice.
 fn duplicates(about: &str, stream: &Stream, plan: &Plan) -> Vec<Finding> {
-    let window = format_duration(stream.duplicate_window);
-    vec![match stream.duplicate_window < plan.horizon {
-        true => Finding::doubtful(
-            about,
-            format!(
-                "recognises duplicates for {window}, and a message may be sent again for {}",
-                format_duration(plan.horizon)
-            ),
-            "raise duplicate_window, which costs memory, or count on the inbox, which recognises them all",
-        ),
-        false => Finding::good(about, format!("recognises duplicates for {window}")),
+    let window = stream.duplicate_window;
+    let promised = plan.recognised.and_then(|horizon| forgetful(window, horizon));
+    vec![match (promised, forgetful(window, plan.horizon)) {
+        (Some((text, fix)), _) => Finding::broken(about, text, fix),
+        (None, Some((text, fix))) => Finding::doubtful(about, text, fix),
+        (None, None) => {
+            Finding::good(about, format!("recognises duplicates for {}", format_duration(window)))
+        }
     }]
 }

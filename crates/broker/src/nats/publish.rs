@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use async_nats::jetstream::context::Context;
 use async_nats::jetstream::message::PublishMessage;
@@ -61,6 +62,10 @@ impl Publisher for Broker {
                 "a duplicate window longer than a message may be sent again",
             ],
         }
+    }
+
+    async fn recognises(&self, horizon: Duration) -> Result<(), Outcome> {
+        self.inner.recognises(horizon).await.map_err(|trouble| trouble.outcome())
     }
 
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {

@@ -1,16 +1,22 @@
 //! The stream that keeps the messages: what it is called, whether it will do, and how it is made.
 
+use std::time::Duration;
+
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, Info, RetentionPolicy, StorageType};
 
 use super::config::Config;
 use super::error::{Trouble, uncreated, unseen};
 use super::{Inner, Known};
+use crate::contract::unrecognised;
 
 /// NATS' own limit, until the server has told another.
 pub(super) const USUAL_LIMIT: usize = 1 << 20;
 
 /// What headers may need beside the largest payload.
 pub(super) const HEADROOM: usize = 4 << 10;
+
+/// What a promise rests on is looked at again after this long: somebody may have changed it.
+const FRESH: Duration = Duration::from_secs(60);
 
 /// A stream that we made says so, and into how many parts its topics are divided.
 const MADE: &str = "Postrider, partitions=";
@@ -87,7 +93,25 @@ pub(super) fn unfit(stream: &Stream, config: &Config) -> Option<(String, &'stati
     })
 }
 
+/// Why a stream that recognises duplicates for `window` does not recognise all that may be sent again, and what to do.
+pub(super) fn forgetful(window: Duration, horizon: Duration) -> Option<(String, &'static str)> {
+    let fix = "raise duplicate_window, which costs memory, or count on the inbox, which recognises them all";
+    unrecognised(Some(window), horizon).map(|text| (text, fix))
+}
+
 impl Inner {
+    /// Whether the stream, whoever made it, recognises a message that is sent again within `horizon`.
+    pub(super) async fn recognises(&self, horizon: Duration) -> Result<(), Trouble> {
+        if let Some(known) = self.recall().filter(|known| known.at.elapsed() > FRESH) {
+            self.forget_this(&known);
+        }
+        let known = self.ready().await?;
+        let Some((text, fix)) = forgetful(known.window, horizon) else { return Ok(()) };
+        // Whoever asks next looks whether it was mended.
+        self.forget_this(&known);
+        Err(Trouble::Refused(format!("the stream `{}` {text}: {fix}", self.config.stream)))
+    }
+
     /// What is known of the stream; looked at, and made if need be, when nothing is.
     pub(super) async fn ready(&self) -> Result<Known, Trouble> {
         if let Some(known) = self.recall() {

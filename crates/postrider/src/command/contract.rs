@@ -178,7 +178,11 @@ fn of_route(name: &str, route: &Route, broker: Option<Guarantees>, transacts: Op
             }
         } else if route.semantics == Semantics::ExactlyOnce {
             part.promises.push(format!("it is in the log of `{}` once.", route.broker));
-            part.mechanisms.push("the broker recognises a message that is sent again.".to_owned());
+            part.mechanisms.push(
+                "the broker recognises a message that is sent again; it is asked for how long before anything is \
+                 sent."
+                    .to_owned(),
+            );
         }
         part
     } else {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use broker::Plan;
+use broker::{Plan, Publisher};
 use comfy_table::{Cell, Color};
 use message::{Finding, Health, Order, Semantics};
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub(super) async fn examine(config: &Config, output: &mut Output) -> Result<(), 
     let mut places = vec![store(config).await];
     let brokers = world::brokers(config)?;
     for (name, broker) in &brokers {
-        let plan = plan(config, name);
+        let plan = plan(config, name, &*broker.publisher);
         let late = vec![Finding::broken(
             "connection",
             format!("no answer within {PATIENCE:?}"),
@@ -80,7 +80,7 @@ fn unproven(config: &Config, broker: &str) -> Option<Finding> {
 }
 
 /// What the configuration means to do with a broker.
-fn plan(config: &Config, broker: &str) -> Plan {
+fn plan(config: &Config, broker: &str, publisher: &dyn Publisher) -> Plan {
     let routes: Vec<_> = config.routes.values().filter(|route| route.broker == broker).collect();
     let consumers: Vec<_> = config.consumers.iter().filter(|(_, group)| group.broker == broker).collect();
     // Patterns name no topic; the topics that somebody listens to are known by name.
@@ -101,6 +101,10 @@ fn plan(config: &Config, broker: &str) -> Plan {
         groups: groups.chain(producer).collect(),
         ordered: routes.iter().any(|route| route.order == Order::Key),
         horizon: routes.iter().map(|route| route.retry.give_up_after).max().unwrap_or_default(),
+        recognised: routes
+            .iter()
+            .filter_map(|route| relay::Route::rests_on(route.semantics, publisher, &route.retry))
+            .max(),
         max_payload: config.producer.body_limit,
     }
 }
@@ -133,10 +137,14 @@ mod tests {
              [routes.all]\ntopics = [\"*\"]\nbroker = \"near\"\n[consumers]\n";
         std::fs::write(file.path(), settings).expect("it can be written");
         let config = config::load(Some(file.path()), std::iter::empty()).expect("it is well written").config;
-        let far = plan(&config, "far");
+        let folder = tempfile::tempdir().expect("a folder");
+        let surroundings = broker::Surroundings { file: folder.path().join("broker.db"), max_payload: 1 };
+        let broker = broker::open("embedded://", &surroundings).expect("it opens");
+        let plan = |name: &str| plan(&config, name, &*broker.publisher);
+        let far = plan("far");
         assert_eq!(far.topics, ["done"]);
         assert_eq!(far.groups, [("shop".to_owned(), vec!["done".to_owned()])]);
-        assert_eq!((plan(&config, "near").topics, plan(&config, "near").groups), (vec![], vec![]));
+        assert_eq!((plan("near").topics, plan("near").groups), (vec![], vec![]));
         let told = unproven(&config, "far").expect("anybody may write there");
         assert!(told.health == Health::Doubtful && told.text.contains("`done` on `far`"), "{told:?}");
         assert_eq!(unproven(&config, "near"), None);

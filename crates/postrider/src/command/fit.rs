@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use broker::Abilities;
+use broker::{Abilities, Connected, Outcome};
 use message::{Order, Semantics};
 
 use super::failure::Failure;
@@ -14,6 +14,33 @@ pub(super) fn check(config: &Config) -> Result<(), Failure> {
     let brokers = world::abilities(config)?;
     let brokers = brokers.iter().map(|(name, able)| (name.as_str(), able.clone())).collect();
     let misfits = misfits(config, &brokers);
+    if misfits.is_empty() { Ok(()) } else { Err(Failure::usage(misfits.join("\n"))) }
+}
+
+/// Asks the brokers on whose own memory a promise rests whether they are set up for it. Others may have done that, so the
+/// settings alone do not tell. One that cannot be reached is asked by the relay before the first message.
+pub(super) async fn ask(config: &Config, brokers: &BTreeMap<String, Connected>) -> Result<(), Failure> {
+    let mut misfits = Vec::new();
+    for (name, route) in &config.routes {
+        let Some(Connected { publisher, .. }) = brokers.get(&route.broker) else { continue };
+        let Some(horizon) = relay::Route::rests_on(route.semantics, &**publisher, &route.retry) else {
+            continue;
+        };
+        match publisher.recognises(horizon).await {
+            Ok(()) => {}
+            Err(Outcome::Misconfigured { error }) => misfits.push(format!(
+                "routes.{name}.semantics: exactly-once cannot be had of `{}` as it is set up: {error}; the nearest that can \
+                 is \"effectively-once\"",
+                route.broker
+            )),
+            Err(outcome) => tracing::warn!(
+                route = name,
+                broker = route.broker,
+                error = outcome.error(),
+                "how long the broker recognises a message is not known yet: nothing is sent before it is"
+            ),
+        }
+    }
     if misfits.is_empty() { Ok(()) } else { Err(Failure::usage(misfits.join("\n"))) }
 }
 

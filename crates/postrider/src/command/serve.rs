@@ -53,6 +53,10 @@ pub(super) async fn serve(loaded: Loaded, options: Serve, output: &mut Output) -
     let needed = runs(Part::Relay) || runs(Part::Consumer) || past_the_store || listens;
     let brokers = if needed { parts::brokers(&config)? } else { parts::Brokers::new() };
 
+    if runs(Part::Relay) {
+        fit::ask(&config, &brokers).await?;
+    }
+
     let flows = Flows::of(&config);
     // What is counted passes through a counter; everything else goes as it did.
     let (counted, doing) = match &flows {

@@ -60,6 +60,8 @@ pub enum Sabotage {
     LetsOthersHaveIt,
     /// What was not acknowledged when the broker went is gone.
     LosesOnRestart,
+    /// What is sent again is another message.
+    RecognisesNothing,
     /// Who takes a lane takes it from nobody.
     LeavesTheFormerOwner,
     /// Of all who had a lane, one is remembered.
@@ -142,9 +144,19 @@ impl Publisher for Saboteur {
         Some(Arc::new(Together { transactions, broker, sabotage, memory: Arc::clone(&self.memory) }))
     }
 
+    async fn recognises(&self, horizon: Duration) -> Result<(), Outcome> {
+        self.broker.recognises(horizon).await
+    }
+
     async fn publish(&self, mut batch: Vec<Outgoing>) -> Vec<Outcome> {
         if self.breaks(Sabotage::ConfirmsInWords) {
             return vec![Outcome::Confirmed; batch.len()];
+        }
+        for outgoing in &mut batch {
+            let again = lock(&self.memory.published).contains(&outgoing.message.id);
+            if again && self.breaks(Sabotage::RecognisesNothing) {
+                outgoing.delivery += 1;
+            }
         }
         if self.breaks(Sabotage::LosesHeaders) {
             batch.iter_mut().for_each(|outgoing| Arc::make_mut(&mut outgoing.message).headers.clear());

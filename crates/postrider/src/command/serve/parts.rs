@@ -130,6 +130,7 @@ fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Seman
     for (name, route) in &config.routes {
         let publisher = publisher_of(brokers, &route.broker)?;
         let settle = relay::Settle::keeping(route.semantics, &*publisher);
+        let recognised = relay::Route::rests_on(route.semantics, &*publisher, &route.retry);
         let publisher = match route.semantics.sends_again() {
             true => publisher,
             // One for all routes of a broker, which has clients of its own.
@@ -147,6 +148,7 @@ fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Seman
             on_dead: route.on_dead,
             retry: route.retry.clone(),
             settle,
+            recognised,
             secrets: secrets.clone(),
         };
         routes.push((route_of, route.semantics));

@@ -1,6 +1,6 @@
 //! Publisher: sending messages.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use broker::{Outcome, Outgoing};
 use chrono::DateTime;
@@ -175,4 +175,27 @@ pub async fn a_publisher_goes_on_after_the_broker_was_restarted(world: World) {
     // One that was not confirmed may have been stored all the same.
     numbers.dedup();
     assert_eq!(numbers, (0..21).collect::<Vec<_>>());
+}
+
+/// Publisher 10: what the broker says it recognises, it does; and it does not say so of a longer time than it promises.
+pub async fn what_is_sent_twice_while_it_is_recognised_is_stored_once(world: World) {
+    let broker = world.open().await;
+    let Some(window) = broker.guarantees().deduplication else {
+        assert!(!world.claimed(|broker| broker.deduplication.is_some()).await);
+        let refused = broker.recognises(Duration::from_secs(1)).await;
+        assert!(matches!(refused, Err(Outcome::Misconfigured { .. })), "{refused:?}");
+        return;
+    };
+    assert_eq!(broker.recognises(window).await, Ok(()));
+    let refused = broker.recognises(window + Duration::from_secs(1)).await;
+    assert!(matches!(refused, Err(Outcome::Misconfigured { .. })), "{refused:?}");
+    let twice = outgoing("a", 1);
+    for _ in 0..3 {
+        assert_eq!(broker.publish(vec![twice.clone()]).await, [Outcome::Confirmed]);
+    }
+    let later = world.open().await;
+    assert_eq!(later.publish(vec![twice, outgoing("a", 2)]).await, [Outcome::Confirmed, Outcome::Confirmed]);
+    let mut subscription = subscribe(&broker, "billing").await;
+    assert_eq!(numbers(&drain(&mut subscription, 2).await), [1, 2]);
+    assert!(nothing_comes(&mut subscription).await);
 }

@@ -68,6 +68,10 @@ impl Publisher for Publishing<dyn Publisher> {
         Some(Arc::new(Publishing { flows: Arc::clone(&self.flows), inner }))
     }
 
+    async fn recognises(&self, horizon: Duration) -> Result<(), Outcome> {
+        self.inner.recognises(horizon).await
+    }
+
     async fn publish(&self, batch: Vec<Outgoing>) -> Vec<Outcome> {
         let sent = messages(&batch);
         let outcomes = self.inner.publish(batch).await;
