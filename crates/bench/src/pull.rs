@@ -64,6 +64,7 @@ impl Puller {
                 batch: batch.id,
                 lease: batch.lease,
                 verdicts: batch.messages.iter().map(sent).collect(),
+                beside: Vec::new(),
             });
         }
         taken.sort_unstable();

@@ -45,6 +45,11 @@ impl MessageId {
         Ok(Self::hashed("fields", topic, parts.iter().map(Vec::as_slice)))
     }
 
+    /// The id of the copy of message `id` on this topic: one that is made again is the same message.
+    pub fn of_copy(topic: &str, id: Self) -> Self {
+        Self::hashed("copy", topic, [id.0.as_bytes().as_slice()])
+    }
+
     fn hashed<'a>(scheme: &'a str, topic: &'a str, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut hash = Sha256::new();
         for part in [scheme.as_bytes(), topic.as_bytes()].into_iter().chain(parts) {

@@ -33,6 +33,9 @@ impl Message {
     /// The media type when the writer names none.
     pub const DEFAULT_CONTENT_TYPE: &'static str = "application/json";
 
+    /// The header of a copy that names the message it was made of.
+    pub const COPY_OF: &'static str = "copy-of";
+
     /// A message with a fresh id, happening now. The payload is taken to be JSON until said otherwise.
     pub fn new(topic: impl Into<String>, payload: impl Into<Bytes>) -> Self {
         Self {
@@ -81,6 +84,15 @@ impl Message {
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.insert(name.into(), value.into());
         self
+    }
+
+    /// A second message with the same content for another topic, which names this one. It has no schedule: what is to be
+    /// there whatever becomes of this one must not expire with it.
+    #[must_use]
+    pub fn copy_to(&self, topic: &str) -> Self {
+        let id = MessageId::of_copy(topic, self.id);
+        let copy = Self { id, topic: topic.to_owned(), ..self.clone() }.unscheduled();
+        copy.header(Self::COPY_OF, self.id.to_string())
     }
 
     /// Bytes that this message takes in a batch, near enough for limits.
@@ -232,6 +244,23 @@ mod tests {
     fn a_plain_message_is_accepted() {
         let message = Message::new("order-events", "{}").key("42").kind("OrderPlaced").header("a-b", "c d");
         assert_eq!(message.check(&Limits::default()), Ok(()));
+    }
+
+    #[test]
+    fn a_copy_has_the_content_of_its_message_and_names_it() {
+        let alarm = Message::new("alarms", "{}").key("gate-3").kind("Raised").header("a", "b");
+        let alarm =
+            alarm.deliver_after(std::time::Duration::from_secs(1)).header("Postrider-Expires-At", "soon");
+        let copy = alarm.copy_to("record");
+        assert_eq!(copy, alarm.copy_to("record"), "made again, it is the same message");
+        assert!(copy.id != alarm.id && copy.id != alarm.copy_to("other").id);
+        assert_eq!(copy.headers[Message::COPY_OF], alarm.id.to_string());
+        let same = Message {
+            topic: "record".to_owned(),
+            headers: [("a".to_owned(), "b".to_owned())].into(),
+            ..alarm.id(copy.id)
+        };
+        assert_eq!(copy, same.header(Message::COPY_OF, copy.headers[Message::COPY_OF].clone()));
     }
 
     #[test]

@@ -67,6 +67,14 @@ impl Message {
         self.written_as(DELIVER_AT).or_else(|| self.written_as(EXPIRES_AT)).is_some()
     }
 
+    /// The same, to be sent at any time.
+    pub(crate) fn unscheduled(mut self) -> Self {
+        let says_when =
+            |name: &String| name.eq_ignore_ascii_case(DELIVER_AT) || name.eq_ignore_ascii_case(EXPIRES_AT);
+        self.headers.retain(|name, _| !says_when(name));
+        self
+    }
+
     /// What is wrong with its schedule.
     pub(crate) fn check_schedule(&self) -> Result<(), Invalid> {
         let times = (self.time(DELIVER_AT), self.time(EXPIRES_AT));

@@ -196,6 +196,8 @@ pub(crate) struct Route {
     pub(crate) format: Format,
     /// When its flow is told to have dropped; never when absent.
     pub(crate) watch: Option<Watch>,
+    /// The topic of the copies that are written before its messages are sent.
+    pub(crate) copy_to: Option<String>,
 }
 
 /// `[routes.x] watch`

@@ -178,6 +178,14 @@ fn the_contract_says_what_is_promised_by_what_and_what_remains() {
     let heard = Folder::with("[producer]\nacknowledgements = { topic = \"done\", group = \"shop\" }\n");
     heard.run(&["migrate"]).answered(&[]);
     heard.run(&["contract"]).answered(&["the topic `done` of `main`", "the group `shop`", "is believed"]);
+    let copied = Folder::with(
+        "[routes.alarms]\ntopics = [\"alarms\"]\nsemantics = \"at-most-once\"\ncopy_to = \"record\"\n\
+         [routes.all]\ntopics = [\"*\"]\n[consumers]\n",
+    );
+    copied.run(&["migrate"]).answered(&[]);
+    copied
+        .run(&["contract"])
+        .answered(&["a copy of it on `record` is sent until it is confirmed", "copy_to"]);
 }
 
 #[test]

@@ -373,6 +373,34 @@ on! { sqlite postgres mariadb redis:
     }
 }
 
+on! { sqlite postgres mariadb redis:
+    fn an_alarm_that_is_lost_on_the_way_to_its_broker_is_in_the_record(shop: Shop) {
+        let folder = Folder::with(&format!(
+            "[store]\n{}\n[relay]\nlease = \"2s\"\n[brokers.main]\nurl = \"embedded://?lease=2s\"\n\
+             [routes.alarms]\ntopics = [\"alarms\"]\nsemantics = \"at-most-once\"\ncopy_to = \"record-of-alarms\"\n\
+             [routes.all]\ntopics = [\"*\"]\n\
+             [consumers.siren]\ntopics = [\"alarms\"]\nsemantics = \"at-most-once\"\n\
+             [consumers.ledger]\ntopics = [\"record-of-alarms\"]\n",
+            shop.place.settings
+        ))
+        .variable("FAILPOINTS", "relay::promised=1*panic->off");
+        let server = folder.serve(&[]);
+        let alarm = json!({ "topic": "alarms", "key": "gate-3", "message": { "id": 17 } });
+        let processed = |group: &str| format!("{}/api/consumer/processed/{group}", server.consumer);
+        let count = |view: &Value| view["items"].as_array().map_or(0, Vec::len);
+        // The relay dies with the first between its settlement and its broker.
+        let lost = send(&server, &alarm);
+        let died = || server.said().contains("failpoint relay::promised panic");
+        until(died).unwrap_or_else(|()| panic!("nobody died: {}", server.said()));
+        let heard = send(&server, &alarm);
+        server.until(&processed("ledger"), |view| count(view) == 2);
+        let siren = server.until(&processed("siren"), |view| count(view) == 1);
+        assert_eq!(siren["items"][0]["messageId"], heard.as_str());
+        let counts = &folder.json(&["status"])["counts"];
+        assert_eq!((&counts["sent"], &counts["pending"]), (&4.into(), &0.into()), "{lost}: {counts}");
+    }
+}
+
 /// How long the payment takes, and how long a broker waits for a member: thirty seconds and ten, in a tenth of the time.
 const PAYMENT: Duration = Duration::from_secs(3);
 

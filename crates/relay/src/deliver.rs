@@ -136,7 +136,7 @@ impl Delivery {
                     (claimed.seq, verdict)
                 });
                 let lease: Lease = batch.lease;
-                Settlement { batch: batch.id, lease, verdicts: verdicts.collect() }
+                Settlement { batch: batch.id, lease, verdicts: verdicts.collect(), beside: Vec::new() }
             })
             .collect();
         for (name, _) in topics.into_iter().filter(|(_, topic)| topic.fine) {

@@ -184,7 +184,7 @@ mod tests {
             locks.open.insert((batch, 1), Attempt { id: MessageId::new(), owner: Some(batch), ours: true });
             let lease = Lease { lane: 0, epoch: 1, id: Uuid::nil() };
             let verdicts = vec![(1, Verdict::Sent { ack_groups: Vec::new() })];
-            locks.judged(&[Settlement { batch, lease, verdicts }]);
+            locks.judged(&[Settlement { batch, lease, verdicts, beside: Vec::new() }]);
         }
         (ledger, locks, batches)
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use broker::Outcome;
 use futures::future::join_all;
+use message::Message;
 use store::{Batch, BatchId, Claimed, Seq, Settlement, Verdict};
 
 use crate::Shared;
@@ -120,14 +121,19 @@ async fn settle(shared: &Shared, batches: &[Batch]) -> Settled {
         }
         (claimed.seq, verdict.unwrap_or(Verdict::Sent { ack_groups: Vec::new() }))
     };
-    let settlements: Vec<Settlement> = batches
+    let mut settlements: Vec<Settlement> = batches
         .iter()
         .map(|batch| Settlement {
             batch: batch.id,
             lease: batch.lease,
             verdicts: batch.messages.iter().map(&mut verdict).collect(),
+            beside: Vec::new(),
         })
         .collect();
+    for (settlement, batch) in settlements.iter_mut().zip(batches) {
+        let sent = batch.messages.iter().filter(|claimed| !unsent.contains(&claimed.seq));
+        settlement.beside = sent.filter_map(|claimed| copy(shared, &claimed.message)).collect();
+    }
     let (mut wait, mut doubted) = (STORE_WAIT, false);
     loop {
         match shared.store.turn(settlements.clone(), None).await {
@@ -153,6 +159,12 @@ async fn settle(shared: &Shared, batches: &[Batch]) -> Settled {
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(Duration::from_secs(5));
     }
+}
+
+/// What is sent of a message whatever becomes of it, if its route has such copies.
+fn copy(shared: &Shared, message: &Message) -> Option<Message> {
+    let topic = shared.routes.of(&message.topic)?.route.copy_to.as_deref()?;
+    Some(message.copy_to(topic))
 }
 
 /// These were settled by us and the answer was lost, or another relay has them: nobody can tell, so they are not sent.

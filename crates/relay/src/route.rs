@@ -56,6 +56,9 @@ pub struct Route {
     /// How long its broker must recognise a message that is sent twice, where what is promised rests on that: nothing is
     /// sent to one that does not.
     pub recognised: Option<Duration>,
+    /// The topic of copies that are written with the settlement, where messages are settled before they are sent: whatever
+    /// becomes of a message, its copy is sent as the route of that topic promises.
+    pub copy_to: Option<String>,
     /// What capabilities to acknowledge are made of, which travel with its messages if there are any.
     pub secrets: Option<Arc<Secrets>>,
 }
@@ -85,6 +88,7 @@ impl Route {
             retry: RetryPolicy::default(),
             settle: Settle::default(),
             recognised: None,
+            copy_to: None,
             secrets: None,
         }
     }

@@ -9,7 +9,7 @@ use broker::{Guarantees, Outcome, Outgoing, Publisher};
 use message::{Message, Status};
 use relay::{Direct, NotTaken, Relay, Route, Settings, Settle, Try};
 use store::sqlite::SqliteStore;
-use store::{Append, Inspect};
+use store::{Append, Filter, Inspect, Page};
 use testkit::until;
 use tokio::sync::watch;
 
@@ -119,6 +119,37 @@ async fn what_is_not_confirmed_is_lost_and_counted_and_the_rest_of_its_key_still
         let of_key: Vec<usize> = numbers.iter().copied().filter(|n| n % 10 == key).collect();
         assert!(of_key.len() == 20 && of_key.is_sorted(), "each once, in order: {of_key:?}");
     }
+    relay.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_is_written_with_the_settlement_and_comes_although_its_message_is_lost() {
+    let (store, _folder) = store();
+    let looking =
+        Looking::new(Some(store.clone()), |_| Outcome::Unconfirmed { error: "no answer".to_owned() });
+    let recording = Looking::new(None, |_| Outcome::Confirmed);
+    looking.free.send_replace(false);
+    let postponed = Message::new("orders", "later").deliver_after(Duration::from_secs(3_600));
+    store.append(vec![postponed.into()]).await.expect("stored");
+    write(&store, 20).await;
+    let fleeting = Route { copy_to: Some("record".to_owned()), ..route(looking.clone()) };
+    let record = Route::new("record", &["record"], recording.clone());
+    let relay = Relay::start(store.clone(), vec![fleeting, record], Settings::default());
+    // Nobody has heard of the messages by now.
+    until("the copies", async || recording.seen().len() == 20).await;
+    looking.free.send_replace(true);
+    until("the losses", async || relay.status().losses.iter().any(|loss| loss.messages == 20)).await;
+    let page = Page { after: None, limit: 100, newest_first: false };
+    let records = store.list(&Filter::default(), page).await.expect("a list").items;
+    let copies: Vec<&Message> =
+        records.iter().map(|record| &record.message).filter(|message| message.topic == "record").collect();
+    assert_eq!(copies.len(), 20, "what is postponed is not settled, and has none yet");
+    let named: BTreeSet<&str> = copies.iter().map(|copy| copy.headers[Message::COPY_OF].as_str()).collect();
+    let lost = records
+        .iter()
+        .filter(|record| record.message.topic == "orders" && record.state.status == Status::Sent);
+    let lost: Vec<String> = lost.map(|record| record.message.id.to_string()).collect();
+    assert_eq!(named, lost.iter().map(String::as_str).collect(), "each names its own");
     relay.drain().await;
 }
 

@@ -82,7 +82,12 @@ async fn run_relay(store: Arc<MysqlStore>, log: Sent, over: Arc<AtomicBool>) {
                     },
                 ));
             }
-            settlements.push(Settlement { batch: batch.id, lease: batch.lease, verdicts });
+            settlements.push(Settlement {
+                batch: batch.id,
+                lease: batch.lease,
+                verdicts,
+                beside: Vec::new(),
+            });
         }
         tokio::task::yield_now().await;
     }
@@ -191,7 +196,7 @@ async fn turn_time(store: &Arc<MysqlStore>, relay: &Relay) -> Duration {
             .into_iter()
             .map(|batch| {
                 let verdicts = batch.messages.iter().map(|claimed| (claimed.seq, sent())).collect();
-                Settlement { batch: batch.id, lease: batch.lease, verdicts }
+                Settlement { batch: batch.id, lease: batch.lease, verdicts, beside: Vec::new() }
             })
             .collect();
     }

@@ -129,6 +129,7 @@ async fn carry_on(store: Arc<RedisStore>, leases: Vec<Lease>) {
             batch: batch.id,
             lease: batch.lease,
             verdicts: batch.messages.iter().map(|claimed| (claimed.seq, sent())).collect(),
+            beside: Vec::new(),
         }));
     }
 }

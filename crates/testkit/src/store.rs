@@ -189,6 +189,8 @@ macro_rules! store_cases {
             claim::a_second_relay_cannot_settle_a_lost_lane => HidesFenced;
             claim::a_batch_is_settled_once => HidesFenced;
             claim::a_settlement_that_does_not_name_its_whole_batch_changes_nothing => CompletesSettlements;
+            claim::what_a_settlement_carries_is_written_with_it => ForgetsWhatIsBeside;
+            claim::what_a_late_settlement_carries_is_not_written => WritesBesideInAnyCase;
             claim::a_lane_is_claimed_in_the_order_of_writing => ReversesBatches;
             claim::a_later_message_of_a_key_waits_until_the_earlier_one_is_settled => ClaimsInWords;
             claim::a_failed_message_is_not_claimed_before_its_wait_is_over => ShortensWaits;

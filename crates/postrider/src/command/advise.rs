@@ -316,7 +316,8 @@ fn of_groups(semantics: Semantics) -> Option<&'static str> {
         ),
         Semantics::AtMostOnce => Some(
             "Each group that hears of it must say semantics = \"at-most-once\" as well, and have no `acknowledge`: otherwise \
-             its handler may run again after a crash.",
+             its handler may run again after a crash. Where one must not be missed after all, `copy_to` names a topic of a \
+             route that promises \"at-least-once\", on which there is a copy of each.",
         ),
         Semantics::ExactlyOnce => Some(
             "The group that makes messages of it must say semantics = \"exactly-once\" as well, and have an http or command \

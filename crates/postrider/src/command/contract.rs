@@ -225,6 +225,15 @@ fn of_fleeting_route(name: &str, route: &Route, broker: Option<Guarantees>) -> P
         ));
         part.settings.insert("order".to_owned(), config::order(route.order).to_owned());
     }
+    if let Some(topic) = &route.copy_to {
+        part.promises.push(format!(
+            "a copy of it on `{topic}` is sent until it is confirmed, whatever becomes of it."
+        ));
+        part.mechanisms.push(
+            "the copy is written with its settlement, in one transaction, before it is sent.".to_owned(),
+        );
+        part.settings.insert("copy_to".to_owned(), topic.clone());
+    }
     part.duplicates.push("the broker itself delivers it again to a consumer.".to_owned());
     part.needs = broker.map(|broker| needs(&broker)).unwrap_or_default();
     part

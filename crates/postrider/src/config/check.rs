@@ -172,6 +172,9 @@ impl Checker<'_> {
                 route.semantics
             ));
         }
+        if let Some(topic) = &route.copy_to {
+            self.copy(&format!("{section}.copy_to"), route, topic);
+        }
         if !route.semantics.sends_again() && route.retry != message::RetryPolicy::default() {
             self.warn(
                 &format!("{section}.retry"),
@@ -180,6 +183,34 @@ impl Checker<'_> {
                     route.semantics
                 ),
             );
+        }
+    }
+
+    /// A copy is there when its message is lost: it is written with the settlement, and sent until it is confirmed.
+    fn copy(&mut self, setting: &str, route: &Route, topic: &str) {
+        if route.semantics != Semantics::AtMostOnce {
+            let advice = match route.semantics.sends_again() {
+                true => "its messages are sent until they are confirmed: leave `copy_to` out",
+                false => {
+                    "its messages need not pass the store: the nearest that has copies is \"at-most-once\""
+                }
+            };
+            self.refuse(setting, format!("the route promises {}, and {advice}", route.semantics));
+        }
+        match self.config.route_of(topic) {
+            None => self.refuse(
+                setting,
+                format!("no route takes `{topic}`: add it to one that promises at-least-once or more"),
+            ),
+            Some((name, other)) if !other.semantics.sends_again() => self.refuse(
+                setting,
+                format!(
+                    "routes.{name} takes `{topic}` and promises {}, so that a copy could be lost too: the nearest that \
+                     cannot is \"at-least-once\"",
+                    other.semantics
+                ),
+            ),
+            Some(_) => {}
         }
     }
 

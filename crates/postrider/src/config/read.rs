@@ -104,9 +104,7 @@ impl<'a> Reader<'a> {
     /// `{ topic = "…", broker = "…" }`
     fn topic_of(&mut self, section: &mut Section<'a>) -> (String, String) {
         let (has, origin) = (section.has("topic"), section.origin().clone());
-        let topic = section.parsed("topic", |topic| {
-            check_topic(topic).map(|()| topic.to_owned()).map_err(|invalid| invalid.to_string())
-        });
+        let topic = section.parsed("topic", topic);
         if !has {
             section.complain("", origin, "needs a `topic`, such as \"acknowledgements\"");
         }
@@ -205,7 +203,7 @@ impl<'a> Reader<'a> {
     }
 
     fn routes(&mut self, node: Option<Node>) -> BTreeMap<String, Route> {
-        const KEYS: [&str; 11] = [
+        const KEYS: [&str; 12] = [
             "topics",
             "broker",
             "semantics",
@@ -217,6 +215,7 @@ impl<'a> Reader<'a> {
             "cloudevents",
             "source",
             "watch",
+            "copy_to",
         ];
         let mut routes = BTreeMap::new();
         for (name, node) in self.named("routes", node) {
@@ -233,6 +232,7 @@ impl<'a> Reader<'a> {
                 retry: self.retry(&mut section),
                 format: format(&mut section, &name),
                 watch: self.watch(&mut section),
+                copy_to: section.parsed("copy_to", topic).map(|found| found.value),
             };
             routes.insert(name, route);
         }
@@ -405,6 +405,11 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         ));
     }
     Ok(address)
+}
+
+/// The name of one topic.
+fn topic(topic: &str) -> Result<String, String> {
+    check_topic(topic).map(|()| topic.to_owned()).map_err(|invalid| invalid.to_string())
 }
 
 /// How messages of a route are written down.

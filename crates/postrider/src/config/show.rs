@@ -126,6 +126,9 @@ impl Config {
             }
             writeln!(out, "order = \"{}\"\non_dead = \"{}\"", order(route.order), on_dead(route.on_dead))?;
             writeln!(out, "retry = {}", retry(&route.retry))?;
+            if let Some(topic) = &route.copy_to {
+                writeln!(out, "copy_to = {}", quoted(topic))?;
+            }
             if let Some(Watch { window, drop }) = route.watch {
                 writeln!(out, "watch = {{ window = \"{}\", drop = {drop:?} }}", duration_text(window))?;
             }

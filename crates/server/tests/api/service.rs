@@ -189,6 +189,7 @@ impl Service {
                     .iter()
                     .map(|claimed| (claimed.seq, verdict(&claimed.message.topic)))
                     .collect(),
+                beside: Vec::new(),
             })
             .collect();
         let turn = self.store.turn(settlements, None).await.expect("a settlement");

@@ -118,6 +118,8 @@ pub struct Settlement {
     pub lease: Lease,
     /// One verdict for each of its messages.
     pub verdicts: Vec<(Seq, Verdict)>,
+    /// Messages that are written with it, or not at all.
+    pub beside: Vec<Message>,
 }
 
 /// What a turn did.
@@ -150,6 +152,8 @@ pub struct Turn {
 /// 9. Every verdict that reports a try in vain adds to the message's history of attempts.
 /// 10. A batch has messages of one channel. A lane has any number of open batches; each keeps back its own topics
 ///     and, for as long as the order may take those, the lane.
+/// 11. What a settlement carries [beside](Settlement::beside) it is written in its transaction. One whose id is taken is
+///     there already, and left as it is.
 #[async_trait]
 pub trait Claim: Send + Sync {
     /// Settles `settlements` and takes what `order` allows, in one transaction.

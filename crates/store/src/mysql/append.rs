@@ -128,6 +128,23 @@ impl MysqlStore {
         Ok(results.into_iter().flatten().collect())
     }
 
+    /// Writes what settlements carry. One whose id is taken is there already.
+    pub(super) async fn write_beside(
+        &self,
+        tx: Tx<'static>,
+        messages: &[NewMessage],
+    ) -> Result<Tx<'static>, Trouble> {
+        for new in messages {
+            check(new).map_err(|invalid| Error::Refused(invalid.to_string()))?;
+        }
+        let mut writer = Writer { tx, messages, results: vec![None; messages.len()], unique: self.unique };
+        let mut open: Vec<usize> = (0..messages.len()).collect();
+        while !open.is_empty() {
+            open = writer.round(&open).await?;
+        }
+        Ok(writer.tx)
+    }
+
     /// The usual call is one statement, and needs no transaction around it. `false` when it is not so simple.
     async fn append_plainly(
         &self,

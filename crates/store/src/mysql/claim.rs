@@ -123,7 +123,8 @@ impl MysqlStore {
         let leases = leases.chain(order.iter().flat_map(|order| order.leases.iter().copied()));
         let mut place = lane::lock(&mut tx, leases.map(|lease| lease.lane)).await?;
         let mut standings = lane::standings(&mut tx, place.lanes()).await?;
-        let (accepted, fenced) = Accepted::new(settlements, &mut standings)?;
+        let (mut accepted, fenced) = Accepted::new(settlements, &mut standings)?;
+        let beside = accepted.take_beside();
         let mut moved = Tally::default();
         let mut hunt = match order {
             None => None,
@@ -147,7 +148,10 @@ impl MysqlStore {
             Some((hunt, order)) => self.claim(&mut tx, &place, (order, &standings), hunt, &mut moved).await?,
         };
         tally::write(moved, &mut tx, place.part()).await?;
-        commit(tx).await?;
+        commit(self.write_beside(tx, &beside).await?).await?;
+        if !beside.is_empty() {
+            self.ring();
+        }
         Ok(Turn { fenced, more: turn.more || left && order.is_some(), ..turn })
     }
 

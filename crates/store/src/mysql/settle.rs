@@ -15,7 +15,7 @@ use super::row::{Read, at, at_text, list};
 use super::session::Tx;
 use crate::column::{HISTORY, between, clip, groups_json, millis, word};
 use crate::tally::{Tally, Wait};
-use crate::{BatchId, Error, Sent, Settlement, Verdict};
+use crate::{BatchId, Error, NewMessage, Sent, Settlement, Verdict};
 
 /// Messages of which a statement tells what went wrong: with their errors they must fit into a packet.
 const TOLD_AT_ONCE: usize = 250;
@@ -94,6 +94,7 @@ struct Settler<'a> {
 pub(super) struct Accepted<'a> {
     batches: Vec<(u16, String)>,
     verdicts: Vec<(i64, &'a Verdict)>,
+    beside: Vec<NewMessage>,
 }
 
 impl<'a> Accepted<'a> {
@@ -104,7 +105,7 @@ impl<'a> Accepted<'a> {
     ) -> Result<(Self, Vec<BatchId>), Error> {
         let mut accepted = Self::default();
         let mut fenced = Vec::new();
-        for Settlement { batch, lease, verdicts } in settlements {
+        for Settlement { batch, lease, verdicts, beside } in settlements {
             let standing = standings.get_mut(&lease.lane);
             let Some(open) = standing.and_then(|standing| standing.close(&batch.to_string(), lease)) else {
                 fenced.push(*batch);
@@ -118,8 +119,14 @@ impl<'a> Accepted<'a> {
             }
             accepted.batches.push((lease.lane, open.id));
             accepted.verdicts.extend(verdicts.iter().map(|(seq, verdict)| (*seq, verdict)));
+            accepted.beside.extend(beside.iter().cloned().map(NewMessage::from));
         }
         Ok((accepted, fenced))
+    }
+
+    /// What they carry.
+    pub(super) fn take_beside(&mut self) -> Vec<NewMessage> {
+        std::mem::take(&mut self.beside)
     }
 
     /// Messages that are sendable until this is written, and then no more.

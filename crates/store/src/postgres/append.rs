@@ -241,6 +241,15 @@ async fn forget(
     Ok(())
 }
 
+/// Writes what settlements carry. One whose id is taken is there already.
+pub(super) async fn beside(tx: &Transaction, parted: bool, messages: &[NewMessage]) -> Result<(), Trouble> {
+    for new in messages {
+        check(new).map_err(|invalid| Error::Refused(invalid.to_string()))?;
+    }
+    let places: Vec<usize> = (0..messages.len()).collect();
+    insert(tx, parted, messages, &places).await.map(drop)
+}
+
 /// Inserts the messages at `places`, in order, in one statement.
 async fn insert(
     tx: &Transaction,

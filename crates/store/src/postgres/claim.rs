@@ -21,10 +21,12 @@ use super::error::{Trouble, cause};
 use super::mark::Sight;
 use super::row::{between, lane, limit, small};
 use super::settle::{BEFORE, Changes};
-use super::{PostgresStore, hold};
+use super::{PostgresStore, append, hold};
 use crate::column::NO_HEADERS;
 use crate::pick::{self, Pick, Picker};
-use crate::{Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, Settlement, TopicRule, Turn};
+use crate::{
+    Batch, BatchId, Claim, ClaimOrder, Claimed, Error, Lease, NewMessage, Settlement, TopicRule, Turn,
+};
 
 /// Messages whose wait is over that are made sendable in one turn.
 const DUE: i64 = 1_000;
@@ -40,6 +42,9 @@ impl Claim for PostgresStore {
             }
         }
         let turn = repeat(|| self.work(&settlements, order.as_ref())).await;
+        if settlements.iter().any(|settlement| !settlement.beside.is_empty()) {
+            self.ring();
+        }
         // It happened, and nobody hears of it.
         fail::fail_point!("store::turned", |_| {
             let reason = "the answer was lost".to_owned();
@@ -155,13 +160,21 @@ impl PostgresStore {
         met?;
         self.marks.see(facts.sight, horizon);
 
-        let mut desk =
-            Desk { store: self, tx, facts, open: batches, settled: Vec::new(), draining: facts.draining };
+        let mut desk = Desk {
+            store: self,
+            tx,
+            facts,
+            open: batches,
+            settled: Vec::new(),
+            beside: Vec::new(),
+            draining: facts.draining,
+        };
         let fenced = desk.settle(settlements, &locked, &before).await?;
         let turn = match order {
             Some(order) => desk.claim(order, &locked).await?,
             None => Turn::default(),
         };
+        append::beside(tx, self.parted, &desk.beside).await?;
         Ok((Turn { fenced, ..turn }, desk.settled))
     }
 }
@@ -237,6 +250,8 @@ struct Desk<'a> {
     open: OpenBatches,
     /// Of each lane: up to where its batches are settled.
     settled: Vec<(u16, i64)>,
+    /// What the settlements carry.
+    beside: Vec<NewMessage>,
     draining: bool,
 }
 
@@ -252,7 +267,7 @@ impl Desk<'_> {
         let mut changes = Changes::new(self.facts.now);
         changes.read(before)?;
         let mut closed = Vec::new();
-        for Settlement { batch, lease, verdicts } in settlements {
+        for Settlement { batch, lease, verdicts, beside } in settlements {
             let open = if owned(locked, lease)? { self.open.close(batch, lease) } else { None };
             let Some(open) = open else {
                 fenced.push(*batch);
@@ -269,6 +284,7 @@ impl Desk<'_> {
                 changes.settle(*seq, verdict)?;
             }
             closed.push((open.lane, open.position));
+            self.beside.extend(beside.iter().cloned().map(NewMessage::from));
         }
         self.settled =
             closed.iter().map(|(lane, position)| (*lane, self.open.settled(*lane, *position))).collect();

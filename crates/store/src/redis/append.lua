@@ -49,3 +49,11 @@ local function write(message)
   added.topics[topics][message.topic] = true
 end
 
+-- A message, the name under which it is written once, and what for.
+local function read_message(read)
+  local once, fingerprint = optional(read()), read()
+  return { id = read(), topic = read(), payload = read(), occurred_at = read(), type = optional(read()),
+    key = optional(read()), content_type = optional(read()), headers = optional(read()),
+    ack_groups = optional(read()) }, once, fingerprint
+end
+

@@ -79,7 +79,8 @@ fn parts(messages: &[NewMessage]) -> impl Iterator<Item = &[NewMessage]> {
     })
 }
 
-fn write(call: &mut Call<'_>, new: &NewMessage) {
+/// The arguments of one message, as `read_message` reads them.
+pub(super) fn write(call: &mut Call<'_>, new: &NewMessage) {
     let message = &new.message;
     let once = new.once.as_ref();
     call.optional(once.map(|once| once.key.as_bytes()));

@@ -4,9 +4,7 @@ local read = arguments(1)
 local results = {}
 open_writes()
 for place = 1, tonumber(read()) do
-  local once, fingerprint = optional(read()), read()
-  local message = { id = read(), topic = read(), payload = read(), occurred_at = read(), type = optional(read()),
-    key = optional(read()), content_type = optional(read()), headers = optional(read()), ack_groups = optional(read()) }
+  local message, once, fingerprint = read_message(read)
   local earlier = once and redis.call('HGET', key('once'), once)
   if earlier then
     local same = string.sub(earlier, 1, 64) == fingerprint

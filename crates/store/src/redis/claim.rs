@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use ::redis::Value;
 use async_trait::async_trait;
-use message::{Event, Next, step};
+use message::{Event, Next, check_topic, step};
 use uuid::Uuid;
 
 use super::RedisStore;
@@ -47,17 +47,27 @@ const FIELDS: [&str; 14] = [
     "delivery",
 ];
 
-script!(TURN: "prelude.lua", "hold.lua", "settle.lua", "claim.lua", "turn.lua");
+script!(TURN: "prelude.lua", "hold.lua", "append.lua", "settle.lua", "claim.lua", "turn.lua");
 
 #[async_trait]
 impl Claim for RedisStore {
     async fn turn(&self, settlements: Vec<Settlement>, order: Option<ClaimOrder>) -> Result<Turn, Error> {
         let mut settlements = settlements;
+        let mut carries = false;
+        for settlement in &settlements {
+            for message in &settlement.beside {
+                check_topic(&message.topic).map_err(|invalid| Error::Refused(invalid.to_string()))?;
+                carries = true;
+            }
+        }
         let mut fenced = Vec::new();
         for tries in 1.. {
             let answer = self.turn_once(&settlements, order.as_ref(), tries == TRIES).await?;
             // They are settled now, whatever becomes of the claim.
             settlements.clear();
+            if carries && tries == 1 {
+                self.ring();
+            }
             fenced.extend(answer.turn.fenced);
             if answer.unknown.is_empty() || tries == TRIES {
                 // It happened, and nobody hears of it.
@@ -124,6 +134,7 @@ impl RedisStore {
             verdicts: (batch.messages.iter())
                 .map(|claimed| (claimed.seq, Verdict::Released { error: None }))
                 .collect(),
+            beside: Vec::new(),
         };
         let mut call = self.script(&TURN);
         settlements(&mut call, &batches.iter().map(back).collect::<Vec<_>>());

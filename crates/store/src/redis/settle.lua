@@ -8,7 +8,7 @@ local function read_settlements(read)
   local settlements, spent = {}, {}
   history = tonumber(read())
   for _ = 1, tonumber(read()) do
-    local settlement = { lane = read(), epoch = read(), lease = read(), id = read(), verdicts = {} }
+    local settlement = { lane = read(), epoch = read(), lease = read(), id = read(), verdicts = {}, beside = {} }
     for place = 1, tonumber(read()) do
       local verdict = { seq = read(), kind = read() }
       if verdict.kind == 'sent' then
@@ -24,6 +24,7 @@ local function read_settlements(read)
       end
       settlement.verdicts[place] = verdict
     end
+    for place = 1, tonumber(read()) do settlement.beside[place] = read_message(read) end
     local lane = lane_from(redis.call('HGET', key('lanes'), settlement.lane))
     local text = redis.call('HGET', batches_key(settlement.lane), settlement.id)
     local batch = text and batch_from(settlement.id, text)
@@ -165,6 +166,7 @@ end
 -- Writes the settlements that are not too late. Answers the batches of those that are.
 local function settle(settlements)
   local fenced, mover, holds = {}, mover(), hold.any()
+  open_writes()
   for _, settlement in ipairs(settlements) do
     if settlement.fenced then
       fenced[#fenced + 1] = settlement.id
@@ -176,8 +178,13 @@ local function settle(settlements)
           holds = holds or verdict.hold
         end
       end
+      for _, message in ipairs(settlement.beside) do
+        -- One whose id is taken is there already.
+        if not taken(message.id) then write(message) end
+      end
     end
   end
+  close_writes()
   mover.write()
   return fenced
 end

@@ -5,9 +5,10 @@
 
 use std::time::Duration;
 
+use super::append;
 use super::script::Call;
 use crate::column::{HISTORY, clip, groups_json, millis};
-use crate::{Settlement, Verdict};
+use crate::{NewMessage, Settlement, Verdict};
 
 /// The longest wait there is: past any, and still a number that Lua can count with and print.
 const LONGEST: i64 = 9_000_000_000_000;
@@ -19,12 +20,16 @@ pub(super) fn wait(duration: Duration) -> i64 {
 
 pub(super) fn settlements(call: &mut Call<'_>, settlements: &[Settlement]) {
     call.arg(HISTORY).arg(settlements.len());
-    for Settlement { batch, lease, verdicts } in settlements {
+    for Settlement { batch, lease, verdicts, beside } in settlements {
         call.arg(lease.lane).arg(lease.epoch).arg(lease.id.to_string()).arg(batch.to_string());
         call.arg(verdicts.len());
         for (seq, verdict) in verdicts {
             call.arg(*seq);
             write(call, verdict);
+        }
+        call.arg(beside.len());
+        for message in beside {
+            append::write(call, &NewMessage::from(message.clone()));
         }
     }
 }

@@ -31,6 +31,14 @@ pub fn append(connection: &Connection, message: &Message) -> rusqlite::Result<()
     insert(connection, message, None)
 }
 
+/// Writes a message that a settlement carries. One whose id is taken is there already.
+pub(super) fn beside(connection: &Connection, message: &Message) -> Result<(), Error> {
+    match store(connection, &NewMessage::from(message.clone()))? {
+        Ok(_) | Err(Turned::IdTaken(_)) => Ok(()),
+        Err(turned) => Err(Error::Refused(turned.to_string())),
+    }
+}
+
 fn store(connection: &Connection, new: &NewMessage) -> Result<Result<Appended, Turned>, Error> {
     if let Err(invalid) = check_topic(&new.message.topic) {
         return Ok(Err(invalid.into()));

@@ -31,6 +31,7 @@ impl Claim for SqliteStore {
                 return Ok(idle);
             }
         }
+        let carries = settlements.iter().any(|settlement| !settlement.beside.is_empty());
         let turn = self
             .file
             .write(move |connection| {
@@ -48,6 +49,9 @@ impl Claim for SqliteStore {
                 Ok(Turn { fenced, ..turn })
             })
             .await;
+        if carries {
+            self.ring();
+        }
         // It happened, and nobody hears of it.
         fail::fail_point!("store::turned", |_| {
             let reason = "the answer was lost".to_owned();

@@ -6,7 +6,7 @@ use message::{Event, Next, State, Status, step};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::row::{groups, optional_text, state, text};
-use super::{hold, tally};
+use super::{append, hold, tally};
 use crate::column::{HISTORY, between, clip, groups_json, millis, word};
 use crate::tally::{Tally, Wait};
 use crate::{Error, Settlement, Verdict};
@@ -40,7 +40,7 @@ impl<'a> Settler<'a> {
 
     /// `false` when another relay owns the lane by now: then nothing is written.
     pub(super) fn settle(&mut self, settlement: &Settlement) -> Result<bool, Error> {
-        let Settlement { batch, lease, verdicts } = settlement;
+        let Settlement { batch, lease, verdicts, beside } = settlement;
         let seqs: Option<String> = self
             .connection
             .prepare_cached(
@@ -62,6 +62,9 @@ impl<'a> Settler<'a> {
         }
         for (seq, verdict) in verdicts {
             self.message(*seq, verdict)?;
+        }
+        for message in beside {
+            append::beside(self.connection, message)?;
         }
         Ok(true)
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use message::Message;
 use store::{
     Batch, Beat, Beaten, ClaimOrder, Claimed, Instance, Lease, Settlement, Store, TopicRule, Turn, Verdict,
 };
@@ -97,8 +98,18 @@ impl Relay {
 
     /// Says what became of each message of `batch`.
     pub async fn settle(&self, batch: &Batch, verdict: impl Fn(&Claimed) -> Verdict) -> Turn {
+        self.settle_beside(batch, verdict, Vec::new()).await
+    }
+
+    /// The same, with messages that are to be written with it.
+    pub async fn settle_beside(
+        &self,
+        batch: &Batch,
+        verdict: impl Fn(&Claimed) -> Verdict,
+        beside: Vec<Message>,
+    ) -> Turn {
         let verdicts = batch.messages.iter().map(|claimed| (claimed.seq, verdict(claimed))).collect();
-        let settlement = Settlement { batch: batch.id, lease: batch.lease, verdicts };
+        let settlement = Settlement { batch: batch.id, lease: batch.lease, verdicts, beside };
         self.store.turn(vec![settlement], None).await.expect("a settlement is answered")
     }
 

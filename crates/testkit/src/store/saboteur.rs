@@ -61,6 +61,10 @@ pub enum Sabotage {
     HidesFenced,
     /// A settlement that lacks verdicts gets some.
     CompletesSettlements,
+    /// What a settlement carries is not written.
+    ForgetsWhatIsBeside,
+    /// What a settlement carries is written although it comes too late.
+    WritesBesideInAnyCase,
     /// The last message of a batch comes first.
     ReversesBatches,
     /// The store forgets a claim as soon as it is answered.
@@ -223,7 +227,7 @@ impl Saboteur {
         for batch in open {
             let released = Verdict::Released { error: None };
             let verdicts = batch.messages.iter().map(|claimed| (claimed.seq, released.clone())).collect();
-            let settlement = Settlement { batch: batch.id, lease: batch.lease, verdicts };
+            let settlement = Settlement { batch: batch.id, lease: batch.lease, verdicts, beside: Vec::new() };
             self.store.turn(vec![settlement], None).await?;
         }
         Ok(())

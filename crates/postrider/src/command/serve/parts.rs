@@ -149,6 +149,7 @@ fn routes(config: &Config, brokers: &Brokers) -> Result<Vec<(relay::Route, Seman
             retry: route.retry.clone(),
             settle,
             recognised,
+            copy_to: route.copy_to.clone(),
             secrets: secrets.clone(),
         };
         routes.push((route_of, route.semantics));

@@ -36,6 +36,10 @@ fn what_is_shown_can_be_loaded_and_shows_the_same() {
         why = "money \"moves\""
         idempotent = true
         retry = { max_attempts = 3, count_outages = true }
+        [routes.alarms]
+        topics = ["alarm-*"]
+        semantics = "at-most-once"
+        copy_to = "order-record"
         [consumers.a]
         topics = ["order-events"]
         handler = { http = "http://127.0.0.1:9/x", timeout = "5s" }
@@ -117,6 +121,23 @@ fn what_cannot_work_is_refused_with_what_can() {
         ("[brokers.main]\nurl = \"kafak://x\"", "did you mean `kafka://`?"),
         ("[routes.a]\ntopics = [\"*\"]\nsource = \"/x\"", "only CloudEvents have a source"),
         ("[routes.a]\ntopics = [\"*\"]\ncloudevents = \"on\"", "off"),
+        (
+            "[routes.a]\ntopics = [\"a\"]\nsemantics = \"at-most-once\"\ncopy_to = \"b *\"",
+            "cannot be a topic",
+        ),
+        ("[routes.a]\ntopics = [\"a\"]\nsemantics = \"at-most-once\"\ncopy_to = \"b\"", "no route takes `b`"),
+        (
+            "[routes.a]\ntopics = [\"*\"]\nsemantics = \"at-most-once\"\ncopy_to = \"b\"",
+            "routes.a takes `b` and promises at-most-once",
+        ),
+        (
+            "[routes.a]\ntopics = [\"a\"]\nsemantics = \"none\"\ncopy_to = \"b\"\n[routes.b]\ntopics = [\"b\"]",
+            "the nearest that has copies is \"at-most-once\"",
+        ),
+        (
+            "[routes.a]\ntopics = [\"*\"]\ncopy_to = \"b\"",
+            "sent until they are confirmed: leave `copy_to` out",
+        ),
         ("[brokers.main]\nurl = \"embedded://?parts=3\"", "partitions"),
         ("[brokers.main]", "needs a `url`"),
         ("[routes]", "there is no route"),

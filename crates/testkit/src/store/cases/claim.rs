@@ -88,6 +88,7 @@ pub async fn a_settlement_that_does_not_name_its_whole_batch_changes_nothing(wor
         batch: batch.id,
         lease: batch.lease,
         verdicts: seqs.iter().map(|seq| (*seq, sent())).collect(),
+        beside: Vec::new(),
     };
     let seqs: Vec<i64> = batch.messages.iter().map(|claimed| claimed.seq).collect();
     for wrong in [&seqs[..2], &[], &[seqs[0], seqs[1], seqs[2], seqs[2] + 1]] {
@@ -99,6 +100,56 @@ pub async fn a_settlement_that_does_not_name_its_whole_batch_changes_nothing(wor
         }
     }
     assert!(relay.settle(batch, |_| sent()).await.fenced.is_empty(), "the batch is still open");
+}
+
+/// Claim 11: what a settlement carries is there as soon as it is settled, and once.
+pub async fn what_a_settlement_carries_is_written_with_it(world: World) {
+    let relay = Relay::with_all_lanes(world.open().await).await;
+    let original = Message::new("alarms", "{\"gate\": 3}").key("a").kind("Raised").header("a", "b");
+    let copy = original.copy_to("record");
+    let stored = relay.store.append(vec![original.clone().into()]).await.expect("an append");
+    assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+    let batches = relay.claim(10).await;
+    // Twice in one settlement is once.
+    let beside = vec![copy.clone(), Message::new("record", "2"), copy.clone()];
+    assert!(relay.settle_beside(&batches[0], |_| sent(), beside).await.fenced.is_empty());
+    let other = world.open().await;
+    assert_eq!(state(&other, original.id).await.status, Status::Sent);
+    let written = record(&other, copy.id).await;
+    assert_eq!((written.state.status, written.message.headers), (Status::Pending, copy.headers.clone()));
+
+    // One that is there already stays as it is, and stops nobody.
+    write(&relay.store, "alarms", &["b"]).await;
+    let batches =
+        relay.claim_by(|topic| TopicRule { take: usize::from(topic == "alarms"), ..free(topic) }, 10).await;
+    let again = Message { payload: "another".into(), ..copy.clone() };
+    let beside = vec![again, Message::new("record", "3")];
+    assert!(relay.settle_beside(&batches[0], |_| sent(), beside).await.fenced.is_empty());
+    let mut payloads: Vec<_> =
+        relay.drain(10, &sent()).await.iter().map(|claimed| claimed.message.payload.clone()).collect();
+    payloads.sort_unstable();
+    assert_eq!(payloads, ["2", "3", "{\"gate\": 3}"], "and all are sent like others");
+}
+
+/// Claim 11: what comes too late leaves nothing behind.
+pub async fn what_a_late_settlement_carries_is_not_written(world: World) {
+    let first = Relay::with_all_lanes(world.open().await).await;
+    let written = write(&first.store, "alarms", &["a"]).await;
+    let late = first.claim(10).await;
+    first.leave().await;
+    let second = Relay::with_all_lanes(world.open().await).await;
+    let lost = Message::new("record", "1");
+    assert_eq!(first.settle_beside(&late[0], |_| sent(), vec![lost.clone()]).await.fenced, [late[0].id]);
+    let batches = second.claim(10).await;
+    assert!(second.settle_beside(&batches[0], |_| sent(), Vec::new()).await.fenced.is_empty());
+    // Nor does what is said a second time.
+    assert_eq!(
+        second.settle_beside(&batches[0], |_| sent(), vec![lost.clone()]).await.fenced,
+        [batches[0].id]
+    );
+    assert_eq!(state(&second.store, written[0]).await.status, Status::Sent);
+    assert!(second.store.record(lost.id).await.expect("a look").is_none());
+    assert_eq!(second.store.counts().await.expect("counts").pending, 0);
 }
 
 /// Claim 3: each lane in the order of `seq`, over all topics, whatever the limits cut off.

@@ -17,6 +17,10 @@ impl Claim for Saboteur {
         let order = order.map(|order| self.order(order));
         let earlier: Vec<Batch> = self.memory.open().values().cloned().collect();
         let settled: Vec<_> = settlements.iter().map(|settlement| settlement.batch).collect();
+        let beside: Vec<_> = settlements.iter().flat_map(|settlement| settlement.beside.clone()).collect();
+        if !beside.is_empty() && self.breaks(Sabotage::WritesBesideInAnyCase) {
+            self.store.append(beside.into_iter().map(Into::into).collect()).await?;
+        }
         let mut turn = self.store.turn(settlements, order).await?;
         {
             let mut open = self.memory.open();
@@ -58,6 +62,9 @@ impl Saboteur {
         if !seqs.is_empty() && names != seqs && self.breaks(Sabotage::CompletesSettlements) {
             let sent = || Verdict::Sent { ack_groups: Vec::new() };
             settlement.verdicts = seqs.into_iter().map(|seq| (seq, sent())).collect();
+        }
+        if !settlement.beside.is_empty() && self.breaks(Sabotage::ForgetsWhatIsBeside) {
+            settlement.beside.clear();
         }
         // The real store knows its batch in the right order only.
         settlement.verdicts.sort_by_key(|(seq, _)| *seq);
