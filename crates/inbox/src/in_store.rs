@@ -22,29 +22,29 @@ pub(crate) async fn handle(
     // Nobody is to blame at once: of a message that was never met like this, the id is enough.
     let known = group.suspects().knows_any(&ids).then(|| arrivals.clone());
     let mut receipts = process(group, arrivals, work).await?;
-    let mut weighed = 0;
+    let mut open: Vec<usize> = (0..ids.len()).collect();
     loop {
-        // The rest were not tried.
-        let down = receipts.iter().position(|receipt| matches!(receipt, Receipt::Unavailable { .. }));
-        let tried = down.unwrap_or(receipts.len());
-        for place in weighed..tried {
-            if receipts[place] == Receipt::Done {
-                weigh(group, ids[place], Handled::Done, true);
-            }
+        for place in open.iter().filter(|place| receipts[**place] == Receipt::Done) {
+            weigh(group, ids[*place], Handled::Done, true);
         }
-        let Some(Receipt::Unavailable { error }) = receipts.get(tried).cloned() else { return Ok(receipts) };
+        // Behind the first of these, those that say the same were not tried.
+        open.retain(|place| matches!(receipts[*place], Receipt::Unavailable { .. }));
+        let Some((first, rest)) = open.split_first() else { return Ok(receipts) };
+        let Receipt::Unavailable { error } = receipts[*first].clone() else { return Ok(receipts) };
         // What cannot be used at all is nobody's doing, however often others were handled before.
         let usable = group.store().check(work).await.is_ok();
-        let handled = weigh(group, ids[tried], Handled::Unavailable { error }, usable);
+        let handled = weigh(group, ids[*first], Handled::Unavailable { error }, usable);
         let (Handled::Retry { .. }, Some(arrivals)) = (&handled, &known) else { return Ok(receipts) };
-        receipts[tried] = blame(group, &arrivals[tried], handled).await?;
-        weighed = tried + 1;
+        receipts[*first] = blame(group, &arrivals[*first], handled).await?;
         // Nothing may pass one that another worker has.
-        if receipts[tried] == Receipt::Busy || weighed == arrivals.len() {
+        if receipts[*first] == Receipt::Busy || rest.is_empty() {
             return Ok(receipts);
         }
-        receipts.truncate(weighed);
-        receipts.extend(process(group, arrivals[weighed..].to_vec(), work).await?);
+        let again = rest.iter().map(|place| arrivals[*place].clone()).collect();
+        for (place, receipt) in rest.iter().zip(process(group, again, work).await?) {
+            receipts[*place] = receipt;
+        }
+        open = rest.to_vec();
     }
 }
 
