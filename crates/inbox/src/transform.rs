@@ -341,7 +341,7 @@ impl Member {
 
     /// A dead letter is not taken as it is. `false`: there is nothing more to leave out of it.
     fn cut(&self, item: &mut Item, error: &str) -> bool {
-        let (Some(cut), Some(dead)) = (item.cut.more(), item.dead.take()) else { return false };
+        let (Some(cut), Some(dead)) = (item.cut.more(), item.dead.clone()) else { return false };
         let (id, group) = (item.arrival.message.id, &self.group.name);
         warn!(message_id = %id, group = %group, error, "its dead letter is not taken whole; it goes without its payload");
         item.cut = cut;
