@@ -372,6 +372,7 @@ async fn the_doctor_finds_what_is_missing_and_what_is_unsafe() {
         groups: vec![("billing".to_owned(), vec!["orders".to_owned()])],
         ordered: true,
         horizon: Duration::from_secs(60),
+        recognised: None,
         max_payload: 1 << 20,
     };
     let missing = strict.examine(&plan).await;

@@ -479,6 +479,7 @@ async fn the_doctor_names_what_cannot_be_kept_and_how_to_mend_it() {
         ],
         ordered: true,
         horizon: Duration::from_secs(3_600),
+        recognised: None,
         max_payload: 1 << 20,
     };
     let strict = open(&Config { create: false, ..config.clone() });
