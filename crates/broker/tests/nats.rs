@@ -326,8 +326,8 @@ async fn a_stream_of_others_that_forgets_too_early_is_told_before_anything_is_se
         ..Stream::default()
     };
     server.create_stream(stream(60)).await.expect("a stream can be made");
-    let line = Line::to(&server_url).await;
-    let broker = open(&line.url(), &prefix, "&duplicates=1d&timeout=1s");
+    let (line, line_url) = line_to(&server_url).await;
+    let broker = open(&line_url, &prefix, "&duplicates=1d&timeout=1s");
     let hour = Duration::from_secs(3_600);
     assert_eq!(broker.guarantees().deduplication, Some(24 * hour), "nobody has looked yet");
     line.silence();
