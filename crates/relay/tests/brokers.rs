@@ -96,7 +96,7 @@ impl Bench {
 async fn a_broker_that_hangs_holds_up_nobody_else_and_keeps_its_keys_in_order() {
     const ROUNDS: usize = 100;
     let bench = Bench::new();
-    let relay = bench.relay(Settings { lease: Duration::from_secs(3), ..Settings::default() });
+    let relay = bench.relay(Settings::default());
     bench.write("slow", 500).await;
     bench.until_it_hangs(2).await;
 
