@@ -33,6 +33,9 @@ pub(crate) const BUSY: Duration = Duration::from_secs(1);
 const QUICK: Duration = Duration::from_millis(200);
 const LARGEST: usize = 16;
 
+/// One that takes longer than this is smaller the next time. It is twice as long, or batches would grow and shrink by turns.
+const SLOW: Duration = Duration::from_millis(400);
+
 /// How long a broker that may be gone has for a farewell.
 pub(crate) const CLOSING: Duration = Duration::from_secs(5);
 
@@ -304,9 +307,9 @@ impl Appetite {
 
     /// A batch took so long; `full` if there was as much as was asked for.
     fn learn(&mut self, full: bool, took: Duration) {
-        if took > QUICK {
+        if took > SLOW {
             self.now = (self.now / 2).max(self.least);
-        } else if full {
+        } else if full && took <= QUICK {
             self.now = (self.now * 2).min(self.most);
         }
     }
@@ -365,7 +368,8 @@ mod tests {
             [after(true, 10), after(false, 10), after(true, 199), after(true, 199)],
             [256, 256, 512, 1_024]
         );
-        assert_eq!([after(true, 10), after(true, 300), after(false, 300)], [1_024, 512, 256]);
+        assert_eq!([after(true, 10), after(true, 300), after(false, 300)], [1_024, 1_024, 1_024]);
+        assert_eq!([after(true, 500), after(true, 300), after(false, 500)], [512, 512, 256]);
         assert_eq!([after(true, 5_000), after(true, 5_000)], [128, 128]);
         let mut careful = Appetite::new(128, 1);
         careful.learn(true, Duration::ZERO);
