@@ -113,6 +113,9 @@ enum Scenario {
         /// Only these, beside at-least-once.
         #[arg(long, value_delimiter = ',')]
         only: Vec<message::Semantics>,
+        /// Seconds of each measurement of latency. In ten of them one pause of a server decides what 99 of 100 are within.
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
     },
     #[cfg(feature = "brokers")]
     /// A consumer without a memory of ids, beside the same with one in PostgreSQL, in Redis and in both.
@@ -177,7 +180,7 @@ async fn main() -> Result<()> {
             compare(size, pairs, async || publish::run(&broker, size, &settings, headers).await).await
         }
         #[cfg(feature = "brokers")]
-        Scenario::Semantics { broker, server, memory, only } => {
+        Scenario::Semantics { broker, server, memory, only, seconds } => {
             let started = |name| testkit::servers::find(name).map_err(anyhow::Error::msg);
             let brokers: Vec<String> = match broker {
                 Some(broker) => vec![broker],
@@ -188,7 +191,8 @@ async fn main() -> Result<()> {
                 server => server,
             };
             for broker in brokers {
-                semantics::run(&broker, server.as_deref(), &only, size, pairs).await?;
+                let measured = Duration::from_secs(seconds);
+                semantics::run(&broker, server.as_deref(), &only, size, pairs, measured).await?;
             }
             Ok(())
         }

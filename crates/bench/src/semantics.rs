@@ -19,10 +19,15 @@ const BASE: Semantics = Semantics::AtLeastOnce;
 /// Of what a promise can carry, so much is offered while latency is measured.
 const LOAD: f64 = 0.7;
 
-/// How long latency is measured: so long that a single pause of a server does not decide what 99 of 100 are within.
-const MEASURED: Duration = Duration::from_secs(30);
+/// A steady load.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Messages in a second.
+    rate: f64,
+    measured: Duration,
+}
 
-/// Before that, connections are made and claims grow.
+/// Before latency is measured, connections are made and claims grow.
 const WARM: Duration = Duration::from_secs(2);
 
 /// Between two portions of the steady load.
@@ -36,6 +41,7 @@ pub(crate) async fn run(
     only: &[Semantics],
     size: Size,
     rounds: usize,
+    measured: Duration,
 ) -> Result<()> {
     let nowhere = Surroundings { file: "none.db".into(), max_payload: 1 << 20 };
     let name = format!("bench{:08x}", rand::random::<u32>());
@@ -66,12 +72,12 @@ pub(crate) async fn run(
     }
     let slowest = able.iter().copied().min_by(|one, other| rates.of(*one).total_cmp(&rates.of(*other)));
     let slowest = slowest.expect("at-least-once is always among them");
-    let load = LOAD * throughput(slowest, &broker, server, Written::Meanwhile, size).await?;
-    println!("\nlatency at {load:.0} /s, {:.0} % of what {} carries", LOAD * 100.0, slowest.as_str());
+    let rate = LOAD * throughput(slowest, &broker, server, Written::Meanwhile, size).await?;
+    println!("\nlatency at {rate:.0} /s, {:.0} % of what {} carries", LOAD * 100.0, slowest.as_str());
     let (mut halves, mut nearly_all) = (Rounds::default(), Rounds::default());
     for round in 1..=rounds {
         for semantics in order(round) {
-            let mut waits = latency(semantics, &broker, server, size, load).await?;
+            let mut waits = latency(semantics, &broker, server, size, Load { rate, measured }).await?;
             waits.sort_unstable();
             let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
             let (half, most) = (at(0.5), at(0.99));
@@ -206,7 +212,7 @@ async fn latency(
     broker: &Arc<dyn Publisher>,
     server: Option<&str>,
     size: Size,
-    load: f64,
+    load: Load,
 ) -> Result<Vec<Duration>> {
     let (route, timed) = route(semantics, broker);
     let store = Watched::new(server).await?;
@@ -219,9 +225,9 @@ async fn latency(
     let mut written: HashMap<MessageId, Instant> = HashMap::new();
     let started = Instant::now();
     let mut number = 0;
-    while started.elapsed() < WARM + MEASURED {
-        let due = (started.elapsed().as_secs_f64() * load) as usize;
-        ensure!(due < number + load as usize, "so many messages cannot be written");
+    while started.elapsed() < WARM + load.measured {
+        let due = (started.elapsed().as_secs_f64() * load.rate) as usize;
+        ensure!(due < number + load.rate as usize, "so many messages cannot be written");
         let due = due.min(number + TOGETHER);
         let portion: Vec<_> = (number..due).map(|number| arrow::message(size, number)).collect();
         number = due.max(number);
