@@ -33,6 +33,7 @@ impl<'a> Stuck<'a> {
     }
 }
 
-fn key(arrival: &Arrival) -> Option<(&str, &str)> {
+/// The topic and key of an arrival that has one.
+pub(crate) fn key(arrival: &Arrival) -> Option<(&str, &str)> {
     Some((arrival.message.topic.as_str(), arrival.message.key.as_deref()?))
 }

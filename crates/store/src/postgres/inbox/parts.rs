@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::{Arrival, InboxRules};
+use crate::{Arrival, InboxRules, stuck};
 
 /// Keys that a call locks at a time, at most. A server has room for some thousands of locks, all its transactions together:
 /// with the usual settings for 12,000.
@@ -15,8 +15,7 @@ const ABREAST: usize = 4;
 
 /// The topic and key within which a message keeps its order.
 pub(super) fn ordered_key<'a>(arrival: &'a Arrival, rules: &InboxRules) -> Option<(&'a str, &'a str)> {
-    let message = &arrival.message;
-    message.key.as_deref().filter(|_| rules.ordered).map(|key| (message.topic.as_str(), key))
+    stuck::key(arrival).filter(|_| rules.ordered)
 }
 
 /// The places of a call in shares that are done side by side: a server has a process for each connection, and one of them uses
