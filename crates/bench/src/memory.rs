@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use message::{Event, Message, Next, State, Status, step};
 use store::sqlite::SqliteStore;
 use store::{
-    Batch, Beat, Beaten, Claim, ClaimOrder, Claimed, Error, Instance, LaneView, Lanes, Lease, Settlement,
-    Store, Turn, Verdict,
+    Batch, Beat, Beaten, Claim, ClaimOrder, Claimed, Error, Instance, LaneView, Lanes, Lease, Left,
+    Settlement, Store, Turn, Verdict,
 };
 use tempfile::TempDir;
 use tokio::sync::Notify;
@@ -120,7 +120,7 @@ impl Lanes for Memory {
         Ok(Beaten { held, instances: 1, ..Beaten::default() })
     }
 
-    async fn release(&self, _: &[Lease]) -> Result<(), Error> {
+    async fn release(&self, _: &[Lease], _: Left) -> Result<(), Error> {
         Ok(())
     }
 

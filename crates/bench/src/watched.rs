@@ -8,8 +8,8 @@ use anyhow::Result;
 use async_trait::async_trait;
 use message::{Message, MessageId};
 use store::{
-    Beat, Beaten, Claim, ClaimOrder, Error, Instance, LaneView, Lease, NewMessage, Seq, Settlement, Store,
-    Turn, Verdict,
+    Beat, Beaten, Claim, ClaimOrder, Error, Instance, LaneView, Lease, Left, NewMessage, Seq, Settlement,
+    Store, Turn, Verdict,
 };
 
 use crate::memory::Memory;
@@ -35,7 +35,7 @@ enum Behind {
 testkit::pass_on!(Watched);
 testkit::pass_on!(Watched: Lanes {
     fn beat(beat: &Beat) -> Beaten;
-    fn release(leases: &[Lease]) -> ();
+    fn release(leases: &[Lease], left: Left) -> ();
     fn leave(instance: &Instance) -> ();
     fn lanes() -> Vec<LaneView>;
     fn set_lanes(count: u16) -> bool;

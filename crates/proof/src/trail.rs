@@ -16,8 +16,8 @@ use async_trait::async_trait;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use store::{
-    Beat, Beaten, Claim, ClaimOrder, Error, Instance, LaneView, Lanes, Lease, Seq, Settlement, Store, Turn,
-    Verdict,
+    Beat, Beaten, Claim, ClaimOrder, Error, Instance, LaneView, Lanes, Lease, Left, Seq, Settlement, Store,
+    Turn, Verdict,
 };
 use uuid::Uuid;
 
@@ -169,8 +169,8 @@ impl Lanes for Witness {
         Ok(beaten)
     }
 
-    async fn release(&self, leases: &[Lease]) -> Result<(), Error> {
-        self.store.release(leases).await
+    async fn release(&self, leases: &[Lease], left: Left) -> Result<(), Error> {
+        self.store.release(leases, left).await
     }
 
     async fn leave(&self, instance: &Instance) -> Result<(), Error> {

@@ -78,7 +78,7 @@ impl Leases {
     }
 
     /// Nobody knows whether the claim on these lanes happened. A batch of which this relay knows nothing would keep
-    /// its lane shut for as long as the lease is renewed, so the lanes are given up; whoever takes them resolves it.
+    /// its lane shut for as long as the lease is renewed, so the lanes are given up, and the batch is closed with that.
     pub(crate) fn doubt(&self, leases: &[Lease]) {
         let mut book = self.book();
         for lease in leases {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use store::{Batch, BatchId, ClaimOrder, Settlement, TopicRule, Turn, Verdict};
+use store::{Batch, BatchId, ClaimOrder, Left, Settlement, TopicRule, Turn, Verdict};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
@@ -46,7 +46,7 @@ pub(crate) async fn supervise(number: usize, shared: Arc<Shared>) {
             "a train of the relay panicked: its lanes are given up and it starts again"
         );
         let leases = shared.leases.abandon(lanes_of(number, &shared));
-        if let Err(error) = shared.store.release(&leases).await {
+        if let Err(error) = shared.store.release(&leases, Left::Unknown).await {
             tracing::warn!(%error, "could not give lanes back: they free themselves when their lease ends");
         }
         shared.pulse.notify_one();
@@ -225,7 +225,8 @@ impl Train {
         tracing::debug!(lanes = leases.len(), "gives lanes to other relays");
         let lanes: Vec<u16> = leases.iter().map(|lease| lease.lane).collect();
         self.shared.senders.give_back(self.number, |lane| lanes.contains(&lane)).await;
-        if let Err(error) = self.shared.store.release(&leases).await {
+        // What may be open there is from claims whose answers were lost: nobody has sent any of it.
+        if let Err(error) = self.shared.store.release(&leases, Left::Untouched).await {
             tracing::warn!(%error, "could not give lanes back: they free themselves when their lease ends");
         }
         self.shared.pulse.notify_one();

@@ -18,7 +18,7 @@ pub use inspect::{
     Acknowledged, Acknowledgement, Amend, Attempt, AuditEntry, Counts, Edit, Filter, Hold, Inspect, Latency,
     Page, Paged, Record, Retention,
 };
-pub use lanes::{Beat, Beaten, Instance, LaneView, Lanes, Lease};
+pub use lanes::{Beat, Beaten, Instance, LaneView, Lanes, Lease, Left};
 
 /// Everything a store can do, for callers that need several of its roles.
 pub trait Store: Append + Lanes + Claim + Inbox + Inspect + Amend {}

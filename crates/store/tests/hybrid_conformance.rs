@@ -11,7 +11,7 @@ use store::sqlite::SqliteStore;
 use store::{
     Acknowledged, Amend, Append, Appended, Arrival, Attempt, AuditEntry, Beat, Beaten, Claim, ClaimOrder,
     Counts, Edit, Error, Filter, Handled, Hold, Inbox, InboxCounts, InboxRules, Inspect, Instance, LaneView,
-    Lanes, Lease, NewMessage, Page, Paged, Parked, Processed, Receipt, Record, Remembered, Reservation,
+    Lanes, Lease, Left, NewMessage, Page, Paged, Parked, Processed, Receipt, Record, Remembered, Reservation,
     Retention, Seq, Settlement, Store, Turn, Turned, Work,
 };
 use tempfile::TempDir;
@@ -41,7 +41,7 @@ delegate! { Append to store:
 
 delegate! { Lanes to store:
     beat(beat: &Beat) -> Result<Beaten, Error>;
-    release(leases: &[Lease]) -> Result<(), Error>;
+    release(leases: &[Lease], left: Left) -> Result<(), Error>;
     leave(instance: &Instance) -> Result<(), Error>;
     lanes() -> Result<Vec<LaneView>, Error>;
     set_lanes(count: u16) -> Result<bool, Error>;

@@ -45,7 +45,7 @@ async fn run_relay(store: Arc<MysqlStore>, log: Sent, over: Arc<AtomicBool>) {
         let beaten = relay.beat().await;
         if settlements.is_empty() && beaten.surplus > 0 {
             let back = relay.held.split_off(relay.held.len() - beaten.surplus);
-            store::Lanes::release(&*store, &back).await.unwrap();
+            store::Lanes::release(&*store, &back, store::Left::Untouched).await.unwrap();
         }
         let last = over.load(Ordering::Acquire);
         let order = ClaimOrder {

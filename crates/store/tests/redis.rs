@@ -472,7 +472,7 @@ async fn carry(mut relay: Relay, sink: Arc<Mutex<Vec<Claimed>>>, all: usize) {
     while sink.lock().unwrap().len() < all {
         let surplus = relay.beat().await.surplus;
         let back = relay.held.split_off(relay.held.len() - surplus);
-        relay.store.release(&back).await.unwrap();
+        relay.store.release(&back, store::Left::Untouched).await.unwrap();
         let batches = relay.claim(50).await;
         let claimed = batches.iter().flat_map(|batch| batch.messages.clone());
         sink.lock().unwrap().extend(claimed);

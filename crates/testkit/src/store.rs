@@ -180,6 +180,8 @@ macro_rules! store_cases {
             lanes::nothing_is_taken_from_a_living_owner => StealsLanes;
             lanes::who_holds_more_than_its_share_is_told_the_surplus => HidesSurplus;
             lanes::a_released_lane_is_free_at_once => ReleasesNothing;
+            lanes::what_a_releasing_owner_left_untouched_is_what_it_was => BlamesLostAnswers;
+            lanes::what_a_releasing_owner_fell_over_has_one_crash_more => ForgetsCrashes;
             lanes::a_dead_owners_lanes_are_free_when_its_lease_runs_out => NeverEndsLeases;
             lanes::the_number_of_lanes_changes_only_while_none_is_leased => ResizesInWords;
             lanes::an_open_batch_keeps_the_number_of_lanes => ForgetsCrashes;

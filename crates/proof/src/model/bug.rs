@@ -31,6 +31,8 @@ pub enum Bug {
     NoAnswerIsSent,
     /// The relay goes on renewing a lane on which a claim may have been committed that it never heard of.
     UnansweredClaimKeepsTheLane,
+    /// What was claimed without an answer counts as left by a crash.
+    UnansweredClaimIsACrash,
     /// Operators may change a message that a relay holds.
     AmendIgnoresTheFlight,
     /// Followers are claimed past a held message.
@@ -57,7 +59,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::SettleIgnoresTheEpoch,
         Self::SettleIgnoresTheBatch,
         Self::ReleaseResetsTheEpoch,
@@ -71,6 +73,7 @@ impl Bug {
         Self::SentBeforeItIsPublished,
         Self::NoAnswerIsSent,
         Self::UnansweredClaimKeepsTheLane,
+        Self::UnansweredClaimIsACrash,
         Self::AmendIgnoresTheFlight,
         Self::ClaimIgnoresTheHold,
         Self::DrainNewestFirst,
@@ -92,6 +95,7 @@ impl Bug {
             Self::OrphanedDeadHoldsNobody => Bounds::CRASHES_IN_ORDER,
             Self::LatestTroubleHolds | Self::DrainIgnoresTrouble => Bounds::SKIP,
             Self::DrainLetsNewerPass => Bounds::DRAIN,
+            Self::UnansweredClaimIsACrash => Bounds::CHANNELS_IN_ORDER,
             Self::ReleaseResetsTheEpoch | Self::AmendIgnoresTheFlight => Bounds::MENDED,
             Self::ClaimIgnoresTheHold
             | Self::DrainNewestFirst

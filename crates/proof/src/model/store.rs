@@ -176,9 +176,13 @@ impl Store {
         }
     }
 
+    /// Nothing of what is open there is in the relay's hands.
     pub(super) fn release(&mut self, rules: &Rules, lane: u8, epoch: u8) {
         if !self.stands(lane, epoch) {
             return;
+        }
+        if !rules.has(Bug::UnansweredClaimIsACrash) {
+            self.batches.retain(|batch| batch.lane != lane);
         }
         let row = &mut self.lanes[usize::from(lane)];
         (row.owner, row.expired) = (None, false);

@@ -125,6 +125,12 @@ pub(super) fn properties(protocol: &Protocol) -> Vec<Must> {
             }),
         ]);
     }
+    let faults = protocol.bounds.faults;
+    if faults.crashes + faults.pauses == 0 {
+        properties.push(Must::always("where nobody crashed no message is blamed for it", |_, world| {
+            !any(world, |row| row.state.crashes > 0)
+        }));
+    }
     properties.extend(possible(protocol));
     properties
 }

@@ -323,13 +323,15 @@ impl World {
         }
     }
 
-    fn renew(&mut self, relay: u8, lane: u8) {
+    fn renew(&mut self, rules: &Rules, relay: u8, lane: u8) {
         let memory = &mut self.relays[usize::from(relay)];
         let idle = memory.is_idle(lane);
         let lease = &mut memory.leases[usize::from(lane)];
-        // What a claim without an answer did can only be undone by a new owner, so the lease must end.
-        let keeps = |lease: &Lease| !(lease.doubted && idle) && self.store.stands(lane, lease.epoch);
-        if lease.as_ref().is_some_and(keeps) {
+        // Nobody knows what a claim without an answer did: it is undone with the lease.
+        if lease.as_ref().is_some_and(|lease| lease.doubted && idle) {
+            return self.release(rules, relay, lane);
+        }
+        if lease.as_ref().is_some_and(|lease| self.store.stands(lane, lease.epoch)) {
             self.store.lanes[usize::from(lane)].expired = false;
         } else {
             *lease = None;
@@ -434,7 +436,7 @@ impl Model for Protocol {
                 world.left.lost -= u8::from(!answered);
                 world.take(rules, relay, lane, answered);
             }
-            Action::Renew { relay, lane } => world.renew(relay, lane),
+            Action::Renew { relay, lane } => world.renew(rules, relay, lane),
             Action::Expire { lane } => {
                 world.left.pauses -= u8::from(!world.unattended(lane));
                 world.store.lanes[usize::from(lane)].expired = true;

@@ -194,7 +194,7 @@ impl Service {
             .collect();
         let turn = self.store.turn(settlements, None).await.expect("a settlement");
         assert!(turn.fenced.is_empty(), "{turn:?}");
-        self.store.release(&leases).await.expect("a release");
+        self.store.release(&leases, store::Left::Untouched).await.expect("a release");
     }
 
     /// Sends everything that waits, as a relay would.

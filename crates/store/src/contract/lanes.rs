@@ -62,6 +62,15 @@ pub struct Beaten {
     pub dead: usize,
 }
 
+/// What a relay that gives lanes back did with the messages of batches that are still open on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing: it never heard of those batches, because the answer to its claim was lost.
+    Untouched,
+    /// Nobody can tell: it fell over them.
+    Unknown,
+}
+
 /// A lane as an operator sees it.
 #[derive(Clone, Debug)]
 pub struct LaneView {
@@ -87,7 +96,8 @@ pub struct LaneView {
 ///    with one crash more, or Dead at the limit.
 /// 5. An instance is given free lanes up to its share, ⌈lanes / instances alive⌉; nothing is taken from
 ///    a living owner. One that holds more than its share is told the surplus.
-/// 6. A released lane is free at once; a dead owner's when its lease runs out.
+/// 6. A released lane is free at once; a dead owner's when its lease runs out. Messages that a releasing owner left
+///    [untouched](Left::Untouched) are sendable again as they were: that an answer was lost is not their fault.
 /// 7. The number of lanes changes only while no lane is leased and no batch is open. A change that was asked
 ///    for makes every holder's surplus all it has.
 #[async_trait]
@@ -97,9 +107,9 @@ pub trait Lanes: Send + Sync {
     /// Called on the heartbeat's own thread and connection, so that nothing else can delay it.
     async fn beat(&self, beat: &Beat) -> Result<Beaten, Error>;
 
-    /// Gives lanes back. Leases that are not held are ignored; messages still in an open batch of a
-    /// released lane are orphans for the next owner.
-    async fn release(&self, leases: &[Lease]) -> Result<(), Error>;
+    /// Gives lanes back. Leases that are not held are ignored. Open batches of released lanes are closed if their messages
+    /// are untouched, and else left for the next owner to resolve.
+    async fn release(&self, leases: &[Lease], left: Left) -> Result<(), Error>;
 
     /// The instance is gone for good: its lanes are free and it no longer counts.
     async fn leave(&self, instance: &Instance) -> Result<(), Error>;

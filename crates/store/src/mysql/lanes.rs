@@ -22,7 +22,7 @@ use super::session::{Tx, commit, committed, connect};
 use super::{MysqlStore, settle, tally};
 use crate::column::{SLOTS, crashes_relays, millis, time, word};
 use crate::tally::Tally;
-use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, TopicRule};
+use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, Left, TopicRule};
 
 /// What frees a lane.
 const FREE: &str = "owner = NULL, lease_id = NULL, locked_until = '1970-01-01'";
@@ -38,16 +38,21 @@ impl Lanes for MysqlStore {
         .await
     }
 
-    async fn release(&self, leases: &[Lease]) -> Result<(), Error> {
-        let rows = leases.iter().map(|lease| json!([lease.lane, lease.epoch, lease.id])).collect::<Json>();
+    async fn release(&self, leases: &[Lease], left: Left) -> Result<(), Error> {
         if leases.is_empty() {
             return Ok(());
         }
+        let leases = leases.to_vec();
         self.run(move |store| {
-            let rows = rows.to_string();
+            let leases = leases.clone();
             async move {
                 let mut tx = store.begin().await?;
-                tx.exec_drop(include_str!("lanes/release.sql"), (rows,)).await?;
+                if left == Left::Untouched {
+                    close(&mut tx, &leases).await?;
+                }
+                let rows: Json =
+                    leases.iter().map(|lease| json!([lease.lane, lease.epoch, lease.id])).collect();
+                tx.exec_drop(include_str!("lanes/release.sql"), (rows.to_string(),)).await?;
                 commit(tx).await
             }
         })
@@ -322,6 +327,17 @@ impl Heartbeat<'_> {
         beaten.held.extend(leases);
         Ok(())
     }
+}
+
+/// Closes the batches that are open under `leases`.
+async fn close(tx: &mut Tx<'_>, leases: &[Lease]) -> Result<(), Trouble> {
+    let place = lane::lock(tx, leases.iter().map(|lease| lease.lane)).await?;
+    let standings = lane::standings(tx, place.lanes()).await?;
+    let held = leases.iter().filter_map(|lease| {
+        let standing = standings.get(&lease.lane).filter(|standing| standing.is_held_by(lease))?;
+        Some(standing.batches.iter().map(|open| (lease.lane, open.id.clone())))
+    });
+    lane::close(tx, &held.flatten().collect::<Vec<_>>()).await
 }
 
 /// Resolves the batches that former owners left open on `lanes`, which are locked. Answers how many messages they had

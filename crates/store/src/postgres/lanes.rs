@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::PostgresStore;
@@ -14,7 +14,7 @@ use super::error::Trouble;
 use super::row::{after, lane, limit, small};
 use super::settle::{BEFORE, Changes};
 use crate::column::SLOTS;
-use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, TopicRule};
+use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, Left, TopicRule};
 
 #[async_trait]
 impl Lanes for PostgresStore {
@@ -22,16 +22,8 @@ impl Lanes for PostgresStore {
         repeat(|| self.beat_once(beat)).await
     }
 
-    async fn release(&self, leases: &[Lease]) -> Result<(), Error> {
-        let lanes: Vec<i16> = leases.iter().map(|lease| small(lease.lane)).collect();
-        let epochs: Vec<i64> = leases.iter().map(|lease| lease.epoch).collect();
-        let ids: Vec<Uuid> = leases.iter().map(|lease| lease.id).collect();
-        self.execute(
-            include_str!("release.sql"),
-            &[(&lanes, Type::INT2_ARRAY), (&epochs, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)],
-        )
-        .await
-        .map(drop)
+    async fn release(&self, leases: &[Lease], left: Left) -> Result<(), Error> {
+        repeat(|| self.release_once(leases, left)).await
     }
 
     async fn leave(&self, instance: &Instance) -> Result<(), Error> {
@@ -147,6 +139,27 @@ impl PostgresStore {
     async fn beat_once(&self, beat: &Beat) -> Result<Beaten, Trouble> {
         let tx = self.connections.heartbeat().await?;
         let result = Heartbeat { store: self, tx: &tx, beat }.run().await;
+        tx.end(result).await
+    }
+
+    async fn release_once(&self, leases: &[Lease], left: Left) -> Result<(), Trouble> {
+        let lanes: Vec<i16> = leases.iter().map(|lease| small(lease.lane)).collect();
+        let epochs: Vec<i64> = leases.iter().map(|lease| lease.epoch).collect();
+        let ids: Vec<Uuid> = leases.iter().map(|lease| lease.id).collect();
+        let tx = self.connections.transaction().await?;
+        let result = async {
+            let asked: [(&(dyn ToSql + Sync), Type); 3] =
+                [(&lanes, Type::INT2_ARRAY), (&epochs, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)];
+            let (begun, freed) =
+                tokio::join!(biased; tx.begin(), tx.query(include_str!("release.sql"), &asked));
+            begun?;
+            let freed: Vec<i16> = freed?.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+            if left == Left::Untouched && !freed.is_empty() {
+                close(&tx, &freed).await?;
+            }
+            Ok(())
+        };
+        let result = result.await;
         tx.end(result).await
     }
 }
@@ -307,15 +320,9 @@ impl Heartbeat<'_> {
     }
 }
 
-/// Resolves the batches that former owners left open on `lanes`, which are locked. Answers how many messages they had
-/// and how many of them are Dead now.
-async fn orphan(
-    tx: &Transaction,
-    store: &PostgresStore,
-    lanes: &[i16],
-    rule: &(dyn Fn(&str) -> TopicRule + Send + Sync),
-    now: DateTime<Utc>,
-) -> Result<(usize, usize), Trouble> {
+/// Closes the batches that are open on `lanes`, which are locked: a statement of its own, to see what whoever had the lock
+/// before has done. Answers their messages.
+async fn close(tx: &Transaction, lanes: &[i16]) -> Result<Vec<i64>, Trouble> {
     let rows = tx
         .query(
             "DELETE FROM outbox_batches WHERE position = ANY (ARRAY(SELECT position FROM outbox_open_batches WHERE lane = ANY ($1)))
@@ -327,6 +334,19 @@ async fn orphan(
     for row in &rows {
         seqs.extend(row.try_get::<_, Vec<i64>>(0)?);
     }
+    Ok(seqs)
+}
+
+/// Resolves the batches that former owners left open on `lanes`, which are locked. Answers how many messages they had
+/// and how many of them are Dead now.
+async fn orphan(
+    tx: &Transaction,
+    store: &PostgresStore,
+    lanes: &[i16],
+    rule: &(dyn Fn(&str) -> TopicRule + Send + Sync),
+    now: DateTime<Utc>,
+) -> Result<(usize, usize), Trouble> {
+    let seqs = close(tx, lanes).await?;
     if seqs.is_empty() {
         return Ok((0, 0));
     }

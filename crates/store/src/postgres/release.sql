@@ -4,3 +4,4 @@ FROM (SELECT l.lane FROM outbox_lanes l
            ON l.lane = h.lane AND l.epoch = h.epoch AND l.lease_id = h.id
       ORDER BY l.lane FOR UPDATE OF l) held
 WHERE l.lane = held.lane
+RETURNING l.lane

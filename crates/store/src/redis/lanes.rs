@@ -10,7 +10,7 @@ use super::reply::{Reader, odd};
 use super::script::script;
 use super::settle::wait;
 use crate::column::{SLOTS, crashes_relays, time};
-use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease};
+use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, Left};
 
 /// Beats that are made again for topics that were not known; the last one holds the keys of those.
 const TRIES: usize = 4;
@@ -48,8 +48,9 @@ impl Lanes for RedisStore {
         }
     }
 
-    async fn release(&self, leases: &[Lease]) -> Result<(), Error> {
+    async fn release(&self, leases: &[Lease], left: Left) -> Result<(), Error> {
         let mut call = self.script(&RELEASE);
+        call.arg(if left == Left::Untouched { "1" } else { "0" });
         call.leases(leases);
         self.read(&call).await.map(drop)
     }

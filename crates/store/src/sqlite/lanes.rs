@@ -12,7 +12,7 @@ use super::row::{now, optional_text, state, text};
 use super::{SqliteStore, hold, tally};
 use crate::column::{SLOTS, crashes_relays, millis, time, word};
 use crate::tally::Tally;
-use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, TopicRule};
+use crate::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, Left, TopicRule};
 
 #[async_trait]
 impl Lanes for SqliteStore {
@@ -31,17 +31,20 @@ impl Lanes for SqliteStore {
         Ok(beaten)
     }
 
-    async fn release(&self, leases: &[Lease]) -> Result<(), Error> {
+    async fn release(&self, leases: &[Lease], left: Left) -> Result<(), Error> {
         let leases = leases.to_vec();
         self.file
             .write(move |connection| {
                 for lease in leases {
-                    connection
+                    let freed = connection
                         .prepare_cached(
                             "UPDATE outbox_lanes SET owner = NULL, lease_id = NULL, locked_until = 0
                              WHERE lane = ?1 AND epoch = ?2 AND lease_id = ?3",
                         )?
                         .execute(params![lease.lane, lease.epoch, lease.id.to_string()])?;
+                    if freed == 1 && left == Left::Untouched {
+                        left_open(connection, lease.lane)?;
+                    }
                 }
                 Ok(())
             })

@@ -10,7 +10,7 @@ use std::time::Duration;
 use message::{Event, Message};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use store::{Acknowledged, Batch, NewMessage, TopicRule, Verdict};
+use store::{Acknowledged, Batch, Left, NewMessage, TopicRule, Verdict};
 
 use super::{Fixture, Relay, Sabotage, World, holding};
 use known::{Known, Model};
@@ -244,7 +244,7 @@ impl History {
         let idle = relay.held.iter().filter(|lease| !open.contains(&lease.lane));
         let back: Vec<_> = idle.take(beaten.surplus).copied().collect();
         relay.held.retain(|lease| !back.contains(lease));
-        relay.store.release(&back).await.map_err(|error| error.to_string())
+        relay.store.release(&back, Left::Untouched).await.map_err(|error| error.to_string())
     }
 
     async fn leave(&mut self, number: usize) {

@@ -48,6 +48,8 @@ pub enum Sabotage {
     HidesSurplus,
     /// A release does nothing.
     ReleasesNothing,
+    /// What was left untouched counts as left by a crash.
+    BlamesLostAnswers,
     /// A lease lasts forever.
     NeverEndsLeases,
     /// A change of the number of lanes is said to be in force.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use message::{State, Status};
-use store::{Lease, TopicRule};
+use store::{Lease, Left, TopicRule};
 use uuid::Uuid;
 
 use super::{ALL, PATIENCE, ids_of, record, state, write};
@@ -31,7 +31,7 @@ pub async fn a_lane_has_one_owner(world: World) {
             // Gives back what it was told to, so that lanes go around.
             let surplus = beaten.held.len() - beaten.surplus.min(beaten.held.len());
             let back = relay.held.split_off(surplus);
-            relay.store.release(&back).await.expect("lanes can be released");
+            relay.store.release(&back, Left::Untouched).await.expect("lanes can be released");
         }
         let mut owned = BTreeSet::new();
         for relay in &relays {
@@ -62,7 +62,7 @@ pub async fn every_change_of_hands_raises_the_epoch(world: World) {
         if round % 2 == 0 {
             relay.leave().await;
         } else {
-            store.release(&relay.held).await.expect("lanes can be released");
+            store.release(&relay.held, Left::Untouched).await.expect("lanes can be released");
             // The instance still counts; it must not keep others from their share.
             relay.leave().await;
         }
@@ -182,7 +182,7 @@ pub async fn who_holds_more_than_its_share_is_told_the_surplus(world: World) {
     let surplus = first.renew().await.surplus;
     assert_eq!(surplus, lanes - lanes.div_ceil(3));
     let back = first.held.split_off(lanes - surplus);
-    first.store.release(&back).await.expect("lanes can be released");
+    first.store.release(&back, Left::Untouched).await.expect("lanes can be released");
     assert_eq!(first.beat().await.surplus, 0);
     assert_eq!(second.beat().await.held.len(), lanes.div_ceil(3).min(surplus));
     assert_eq!(third.beat().await.held.len(), surplus - second.held.len());
@@ -195,13 +195,54 @@ pub async fn a_released_lane_is_free_at_once(world: World) {
     second.beat().await;
     // A lease that is not held is ignored.
     let foreign = Lease { id: Uuid::new_v4(), ..first.held[0] };
-    second.store.release(&[foreign]).await.expect("releasing what is not held does nothing");
+    second.store.release(&[foreign], Left::Untouched).await.expect("releasing what is not held does nothing");
     assert_eq!(second.beat().await.held, []);
-    first.store.release(&first.held[..1]).await.expect("lanes can be released");
+    first.store.release(&first.held[..1], Left::Untouched).await.expect("lanes can be released");
     assert_eq!(lanes_of(&second.beat().await.held), BTreeSet::from([first.held[0].lane]));
     let seen = first.store.lanes().await.expect("lanes can be seen");
     let owner = seen.iter().find(|view| view.lane == first.held[0].lane).and_then(|view| view.owner.clone());
     assert_eq!(owner, Some(second.instance.name.clone()));
+}
+
+/// Lanes 6: a claim of which its relay never heard is undone with the lease, and nobody's fault.
+pub async fn what_a_releasing_owner_left_untouched_is_what_it_was(world: World) {
+    let first = Relay::with_all_lanes(world.open().await).await.by(by_topic);
+    let mut written = write(&first.store, "orders", &["a", "a"]).await;
+    written.extend(write(&first.store, "refunds", &["a", "a"]).await);
+    let unheard = first.claim(10).await;
+    assert_eq!((unheard.len(), ids_of(&unheard).len()), (2, 4));
+    // A lease that is not held closes nothing.
+    let foreign: Vec<Lease> = first.held.iter().map(|lease| Lease { id: Uuid::new_v4(), ..*lease }).collect();
+    first.store.release(&foreign, Left::Untouched).await.expect("releasing what is not held does nothing");
+    for id in &written {
+        assert_eq!(state(&first.store, *id).await.status, Status::InFlight);
+    }
+
+    first.store.release(&first.held, Left::Untouched).await.expect("lanes can be released");
+    for id in &written {
+        assert_eq!(state(&first.store, *id).await, State::NEW);
+    }
+    first.leave().await;
+    let mut second = Relay::new(world.open().await).by(by_topic);
+    assert_eq!(second.beat().await.orphans, 0);
+    for batch in &unheard {
+        assert_eq!(first.settle(batch, |_| sent()).await.fenced, [batch.id]);
+    }
+    assert_eq!(ids_of(&second.claim(10).await).len(), 4);
+}
+
+/// Lanes 6: what a releasing owner fell over is an orphan like any other.
+pub async fn what_a_releasing_owner_fell_over_has_one_crash_more(world: World) {
+    let first = Relay::with_all_lanes(world.open().await).await;
+    let written = write(&first.store, "orders", &["a", "b"]).await;
+    assert_eq!(ids_of(&first.claim(10).await).len(), 2);
+    first.store.release(&first.held, Left::Unknown).await.expect("lanes can be released");
+    first.leave().await;
+    let mut second = Relay::new(world.open().await);
+    assert_eq!(second.beat().await.orphans, 2);
+    for id in &written {
+        assert_eq!(state(&second.store, *id).await, State { crashes: 1, ..State::NEW });
+    }
 }
 
 /// Lanes 6: a relay that falls silent keeps its lanes until its lease ends, and no longer.
@@ -237,7 +278,7 @@ pub async fn the_number_of_lanes_changes_only_while_none_is_leased(world: World)
     assert_eq!(store.lanes().await.expect("lanes can be seen").len(), 8);
     let beaten = relay.beat().await;
     assert_eq!((beaten.held.len(), beaten.surplus), (8, 8), "the holder is asked for all");
-    store.release(&relay.held).await.expect("lanes can be released");
+    store.release(&relay.held, Left::Untouched).await.expect("lanes can be released");
     relay.held.clear();
     assert_eq!(relay.beat().await.held.len(), 4);
     assert_eq!(store.lanes().await.expect("lanes can be seen").len(), 4);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use store::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease};
+use store::{Beat, Beaten, Error, Instance, LaneView, Lanes, Lease, Left};
 
 use super::{Sabotage, Saboteur};
 
@@ -48,11 +48,16 @@ impl Lanes for Saboteur {
         Ok(beaten)
     }
 
-    async fn release(&self, leases: &[Lease]) -> Result<(), Error> {
+    async fn release(&self, leases: &[Lease], left: Left) -> Result<(), Error> {
         if self.breaks(Sabotage::ReleasesNothing) {
             return Ok(());
         }
-        self.store.release(leases).await
+        let left = match left {
+            Left::Untouched if self.breaks(Sabotage::BlamesLostAnswers) => Left::Unknown,
+            Left::Unknown if self.breaks(Sabotage::ForgetsCrashes) => Left::Untouched,
+            left => left,
+        };
+        self.store.release(leases, left).await
     }
 
     async fn leave(&self, instance: &Instance) -> Result<(), Error> {
