@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use broker::embedded::{Broker, Config};
 use broker::{Guarantees, Outcome, Outgoing, Publisher};
+use chrono::Utc;
 use message::{Message, MessageId};
 use relay::{Overdue, Patience, Relay, Route, Running, Settings, Settle};
 use store::sqlite::SqliteStore;
@@ -127,6 +128,9 @@ async fn a_group_that_is_behind_gets_copies_of_a_few_only() {
     let relay = bench.relay(Duration::from_secs(3_000), u32::MAX, Settle::After);
     bench.sent(3_000).await;
     relay.drain().await;
+    // And all have waited too long: else the few that are due at first are not the oldest.
+    let last = bench.unacknowledged("billing").await.iter().filter_map(|record| record.sent_at).max();
+    until("impatience", async || last < Some(Utc::now() - Duration::from_millis(100))).await;
     let relay = bench.relay(Duration::from_millis(100), u32::MAX, Settle::After);
     // Several rounds of the same few.
     until("redeliveries", async || billing(&relay).redelivered >= 500).await;
