@@ -23,11 +23,12 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
+use crate::pool;
 use crate::postgres::{Database, connect};
 use crate::{Size, arrow};
 
 /// Connections of the application.
-const CONNECTIONS: usize = 16;
+pub(crate) const CONNECTIONS: usize = 16;
 
 /// Messages in a transaction of the store's at least, and transactions side by side at most.
 const SHARE: usize = 1_000;
@@ -47,6 +48,8 @@ pub(crate) enum Work {
 pub(crate) enum Beside {
     /// A closure with transactions of its own.
     Closure,
+    /// A closure in a transaction that makes the marks too.
+    Transactional,
     /// A statement in the transaction of the marks.
     Sql,
 }
@@ -58,13 +61,13 @@ pub(crate) struct Servers<'a> {
     pub(crate) redis: &'a str,
 }
 
-const EFFECT: &str = "INSERT INTO effects (message_id, key) VALUES ($1, $2)";
+pub(crate) const EFFECT: &str = "INSERT INTO effects (message_id, key) VALUES ($1, $2)";
 /// The same as a statement of the settings, and as one that pays.
 const STATEMENT: &str = "INSERT INTO effects (message_id, key) VALUES (:id, :key)";
 const PAYMENT: &str = "WITH paid AS (UPDATE accounts SET balance = balance - 100 WHERE key = :key RETURNING key) \
      INSERT INTO effects (message_id, key) SELECT :id, key FROM paid";
-const READ: &str = "SELECT balance FROM accounts WHERE key = $1 FOR UPDATE";
-const PAY: &str = "UPDATE accounts SET balance = $2 WHERE key = $1";
+pub(crate) const READ: &str = "SELECT balance FROM accounts WHERE key = $1 FOR UPDATE";
+pub(crate) const PAY: &str = "UPDATE accounts SET balance = $2 WHERE key = $1";
 
 /// Where a consumer remembers, and what works beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +77,11 @@ enum Kind {
     Sql,
     Redis,
     Hybrid,
+    /// Nowhere: the handler has a pool of its own.
+    PoolWithout,
+    /// In the transactions of the handler's pool.
+    PoolSql,
+    PoolHybrid,
     /// Nowhere: the statement of the handler, many messages in a transaction.
     TogetherWithout,
     /// The same, and PostgreSQL goes from message to message by itself, as it does for the store.
@@ -86,6 +94,7 @@ enum Kind {
 impl Kind {
     /// Each beside the first, which does the same work in the same way and remembers nothing.
     const APART: [Self; 4] = [Self::None, Self::Sql, Self::Redis, Self::Hybrid];
+    const POOL: [Self; 3] = [Self::PoolWithout, Self::PoolSql, Self::PoolHybrid];
     const TOGETHER: [Self; 4] =
         [Self::LoopWithout, Self::TogetherSql, Self::TogetherHybrid, Self::TogetherWithout];
 }
@@ -97,6 +106,9 @@ impl fmt::Display for Kind {
             Self::Sql => "sql, closure",
             Self::Redis => "redis, closure",
             Self::Hybrid => "hybrid, closure",
+            Self::PoolWithout => "none, pool",
+            Self::PoolSql => "sql, pool",
+            Self::PoolHybrid => "hybrid, pool",
             Self::TogetherWithout => "none, sql",
             Self::LoopWithout => "none, loop",
             Self::TogetherSql => "sql, sql",
@@ -114,7 +126,11 @@ pub(crate) async fn run(
     work: Work,
     handler: Option<Beside>,
 ) -> Result<()> {
-    let scenarios = [(Beside::Closure, &Kind::APART[..]), (Beside::Sql, &Kind::TOGETHER)];
+    let scenarios = [
+        (Beside::Closure, &Kind::APART[..]),
+        (Beside::Transactional, &Kind::POOL),
+        (Beside::Sql, &Kind::TOGETHER),
+    ];
     for (_, kinds) in scenarios.into_iter().filter(|(beside, _)| handler.is_none_or(|only| only == *beside)) {
         let mut rates: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
         for round in 1..=rounds {
@@ -225,7 +241,7 @@ async fn fill(broker: &embedded::Broker, size: Size) -> Result<()> {
 
 async fn memory(kind: Kind, database: &Database, redis: &str, work: Work) -> Result<Arc<dyn Inbox>> {
     Ok(match kind {
-        Kind::None => Arc::new(Forgetful::default()),
+        Kind::None | Kind::PoolWithout => Arc::new(Forgetful::default()),
         Kind::TogetherWithout => {
             // Numbered as the store does it, with the types that it finds.
             let statement = statement(work).replace(":key", "$2").replace(":id", "$1::uuid");
@@ -236,13 +252,13 @@ async fn memory(kind: Kind, database: &Database, redis: &str, work: Work) -> Res
             let clients = try_join_all((0..ABREAST).map(|_| connect(&database.url))).await?;
             Arc::new(Nothing::Block(clients, format!("{BLOCK}{statement}; END LOOP; END $$")))
         }
-        Kind::Sql | Kind::TogetherSql => database.open().await?,
+        Kind::Sql | Kind::PoolSql | Kind::TogetherSql => database.open().await?,
         Kind::Redis => {
             let prefix = "{bench}".to_owned();
             let config = store::redis::Config { prefix, ..store::redis::Config::new(redis) };
             Arc::new(RedisStore::connect(config).await?)
         }
-        Kind::Hybrid | Kind::TogetherHybrid => {
+        Kind::Hybrid | Kind::PoolHybrid | Kind::TogetherHybrid => {
             let config = store::hybrid::Config::new(redis, Uuid::new_v4().to_string());
             Arc::new(Hybrid::new(database.open().await?, &config)?)
         }
@@ -252,8 +268,11 @@ async fn memory(kind: Kind, database: &Database, redis: &str, work: Work) -> Res
 /// The same work for all. Apart from the memory, as an application does it by itself; together with it, as a statement
 /// of the settings.
 async fn handler(kind: Kind, database: &Database, work: Work) -> Result<Handler> {
-    if Kind::TOGETHER.contains(&kind) {
-        return Ok(Handler::Sql(statement(work).to_owned()));
+    match kind {
+        Kind::PoolWithout => return pool::alone(&database.url, work).await,
+        Kind::PoolSql | Kind::PoolHybrid => return pool::transactional(&database.url, work).await,
+        _ if Kind::TOGETHER.contains(&kind) => return Ok(Handler::Sql(statement(work).to_owned())),
+        _ => {}
     }
     let mut workers = Vec::with_capacity(CONNECTIONS);
     for _ in 0..CONNECTIONS {

@@ -12,6 +12,8 @@ mod dedup;
 #[cfg(feature = "brokers")]
 mod memory;
 mod nobody;
+#[cfg(feature = "brokers")]
+mod pool;
 mod postgres;
 #[cfg(feature = "brokers")]
 mod publish;

@@ -17,6 +17,7 @@ use crate::cost::{Cost, Step};
 use crate::handler::Handler;
 use crate::in_store;
 use crate::reserved;
+use crate::shares::Sharing;
 use crate::suspect::Suspects;
 
 /// Messages handled at the same time outside the store, when nothing else is said.
@@ -46,6 +47,7 @@ pub struct Group {
     keep_ids: Duration,
     once: bool,
     suspects: Arc<Suspects>,
+    sharing: Arc<Sharing>,
     cost: Cost,
 }
 
@@ -63,6 +65,7 @@ impl Group {
             keep_ids: KEEP_IDS,
             once: false,
             suspects: Arc::default(),
+            sharing: Arc::default(),
             cost: Cost::default(),
         }
     }
@@ -253,6 +256,10 @@ impl Group {
 
     pub(crate) fn cost(&self) -> &Cost {
         &self.cost
+    }
+
+    pub(crate) fn sharing(&self) -> &Arc<Sharing> {
+        &self.sharing
     }
 
     pub(crate) fn suspects(&self) -> &Arc<Suspects> {

@@ -36,6 +36,36 @@ pub trait Handle: Send + Sync {
     async fn handle(&self, group: &str, arrival: &Arrival) -> Handled;
 }
 
+/// How a transaction of several messages went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Together {
+    /// Whether all of them are done; if not, none is.
+    pub done: bool,
+    /// For how long it was open: what it locked was locked for no longer.
+    pub open: Duration,
+}
+
+/// Does the work of messages in transactions that make their marks too.
+///
+/// # Contract
+/// 1. [`all`](Self::all) does the work of all of these, in order, and marks them, in one transaction, or does nothing.
+/// 2. [`one`](Self::one) does so with one message. One that was done before is [`Handled::Done`], and nothing is done again.
+/// 3. Messages of one topic and key are given one call after another.
+#[async_trait]
+pub trait Transact: Send + Sync {
+    /// Does the work of several messages.
+    ///
+    /// # Cancel safety
+    /// It is dropped when it takes too long, and each message is tried alone.
+    async fn all(&self, group: &str, arrivals: &[&Arrival]) -> Together;
+
+    /// Does the work of one message.
+    ///
+    /// # Cancel safety
+    /// It is dropped when it takes too long, and the message is tried again.
+    async fn one(&self, group: &str, arrival: &Arrival) -> Handled;
+}
+
 /// What a closure answers: a [`Handled`], or a plain `Result` whose error means "try again".
 pub trait Verdict {
     /// The answer in the inbox's words.
@@ -80,6 +110,8 @@ pub enum Handler {
     Http(HttpHandler),
     /// Runs a program with the payload on its standard input.
     Command(CommandHandler),
+    /// Anything that makes its marks in transactions of its own.
+    Transact(Arc<dyn Transact>),
     /// Anything else.
     Custom(Arc<dyn Handle>),
 }
@@ -104,7 +136,7 @@ impl Handler {
             #[cfg(feature = "http")]
             Self::Http(_) => "http",
             Self::Command(_) => "command",
-            Self::Custom(_) => "closure",
+            Self::Transact(_) | Self::Custom(_) => "closure",
         }
     }
 
@@ -141,6 +173,7 @@ impl Handler {
                     // It says so only of a program that cannot be started.
                     Ran { reached: !matches!(handled, Handled::Unavailable { .. }), handled }
                 }
+                Self::Transact(handler) => reached(handler.one(group, arrival).await),
                 Self::Custom(handler) => reached(handler.handle(group, arrival).await),
             }
         };

@@ -6,7 +6,8 @@
 //! turns it into a duplicate that is acknowledged once more.
 //!
 //! Work that the store can do itself (`log`, `sql`) shares the transaction of the mark. Work outside (`http`,
-//! `command`, closures) runs under a reservation: at least once, with an idempotency key that stays the same.
+//! `command`, closures) runs under a reservation: at least once, with an idempotency key that stays the same; once where it
+//! makes the mark in a transaction of its own ([`Transact`]).
 //!
 //! A [`Transform`] is a group of another kind: its work is messages, and they are one transaction of the broker with what
 //! they were made of.
@@ -20,6 +21,7 @@ mod handler;
 mod housekeeping;
 mod in_store;
 mod reserved;
+mod shares;
 #[cfg(feature = "sqlx")]
 pub mod sqlx;
 mod status;
@@ -33,6 +35,6 @@ pub use group::Group;
 pub use handler::command::CommandHandler;
 #[cfg(feature = "http")]
 pub use handler::http::HttpHandler;
-pub use handler::{BadHandler, Handle, Handler, Verdict};
+pub use handler::{BadHandler, Handle, Handler, Together, Transact, Verdict};
 pub use status::{Condition, Monitor, Status};
 pub use transform::{Maker, Transform};

@@ -4,22 +4,27 @@
 //! its reservation lasts for as long as the handler may take, so that no other worker can be at it meanwhile. What
 //! could not start in time, or waited behind one of its key that failed, is given up and reserved again: the store
 //! then says whether it may run or is parked behind the other.
+//!
+//! Handlers that make the marks themselves get several messages at a time: see [`shares`](crate::shares).
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fail::fail_point;
+use futures::FutureExt;
 use store::{Arrival, Error, Handled, Receipt, Reservation};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 use uuid::Uuid;
 
 use crate::cost::Step;
 use crate::group::Group;
-use crate::handler::Handler;
+use crate::handler::{Handler, Ran, Together, Transact};
+use crate::shares::Shares;
 use crate::suspect::Suspects;
 
 /// The wait between tries to write conclusions while the store is busy.
@@ -35,7 +40,7 @@ const PARTS: usize = 4;
 
 /// A reserved message, by its place in the batch.
 #[derive(Clone, Copy)]
-struct Turn {
+pub(crate) struct Turn {
     place: usize,
     token: Uuid,
 }
@@ -100,13 +105,9 @@ impl<'a> Batch<'a> {
         let (outcomes, heard) = mpsc::unbounded_channel();
         // Dropping it stops the handlers.
         let mut tasks = JoinSet::new();
-        let reserving = Reserving {
-            group: self.group,
-            runner: Runner::new(self.group, Arc::clone(&self.arrivals), until, outcomes.clone()),
-            outcomes,
-            tasks: &mut tasks,
-            lanes: HashMap::new(),
-        };
+        let runner = Runner::new(self.group, Arc::clone(&self.arrivals), until, outcomes.clone());
+        let reserving =
+            Reserving { group: self.group, runner, outcomes, tasks: &mut tasks, lanes: HashMap::new() };
         let ((), mut held) = tokio::try_join!(reserving.run(now), self.collect(Heard(heard), until))?;
         held.extend(later);
         held.sort_unstable();
@@ -321,7 +322,7 @@ impl Reserving<'_> {
 
 /// Runs the messages of a queue one after another.
 #[derive(Clone)]
-struct Runner {
+pub(crate) struct Runner {
     group: Arc<str>,
     handler: Handler,
     limit: Duration,
@@ -330,6 +331,8 @@ struct Runner {
     until: Instant,
     arrivals: Arc<Vec<Arrival>>,
     workers: Arc<Semaphore>,
+    /// None where each message is by itself.
+    shares: Option<Arc<Shares>>,
     down: Arc<AtomicBool>,
     outcomes: mpsc::UnboundedSender<Outcome>,
 }
@@ -350,6 +353,7 @@ impl Runner {
             until,
             arrivals,
             workers: Arc::new(Semaphore::new(group.workers())),
+            shares: Shares::of(group),
             down: Arc::new(AtomicBool::new(false)),
             outcomes,
         }
@@ -358,28 +362,86 @@ impl Runner {
     async fn run(self, mut turns: mpsc::UnboundedReceiver<Turn>) {
         // How those end that follow one after which none is run.
         let mut rest: Option<Ended> = None;
-        while let Some(turn) = turns.recv().await {
-            let ended = match &rest {
-                Some(ended) => ended.clone(),
-                None => self.turn(turn).await,
-            };
-            rest = rest.or_else(|| ended.of_followers());
-            // Nobody listens when the whole batch was dropped; the reservation then ends by itself.
-            let _ = self.outcomes.send(Outcome::Ended(turn, ended));
+        let mut some = Vec::new();
+        while turns.recv_many(&mut some, self.shares.as_ref().map_or(1, |shares| shares.most())).await > 0 {
+            let done = rest.is_none() && self.shared(&some).await;
+            for turn in some.drain(..) {
+                let ended = match &rest {
+                    None if done => Ended::Ran(Handled::Done),
+                    None => self.alone(turn).await,
+                    Some(ended) => ended.clone(),
+                };
+                rest = rest.or_else(|| ended.of_followers());
+                // Nobody listens when the whole batch was dropped; the reservation then ends by itself.
+                let _ = self.outcomes.send(Outcome::Ended(turn, ended));
+            }
         }
     }
 
-    async fn turn(&self, turn: Turn) -> Ended {
+    /// Whether all of it was done in a transaction.
+    async fn shared(&self, turns: &[Turn]) -> bool {
+        match &self.shares {
+            Some(shares) if shares.most() > 1 => shares.run(self, turns).await,
+            _ => false,
+        }
+    }
+
+    async fn alone(&self, turn: Turn) -> Ended {
+        let _worker = self.worker().await;
+        let ended = self.turn(turn).await;
+        if let (Some(shares), Ended::Ran(Handled::Done)) = (&self.shares, &ended) {
+            shares.done_alone();
+        }
+        ended
+    }
+
+    /// One of those that may work at the same time.
+    pub(crate) async fn worker(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
-        let _worker = self.workers.acquire().await;
+        self.workers.acquire().await.ok()
+    }
+
+    fn arrival(&self, turn: Turn) -> &Arrival {
+        &self.arrivals[turn.place]
+    }
+
+    /// Whether a handler may still begin: its mark may have to wait for company.
+    fn has_time(&self) -> bool {
+        Instant::now() + self.limit + COMPANY <= self.until
+    }
+
+    /// Whether there is anything to be had of a handler.
+    pub(crate) fn may_begin(&self) -> bool {
+        !self.down.load(Ordering::Relaxed) && self.has_time()
+    }
+
+    /// Does the work of several messages in one transaction that marks them, if it can be done so.
+    pub(crate) async fn together(&self, transact: &dyn Transact, turns: &[Turn]) -> Together {
+        let arrivals: Vec<&Arrival> = turns.iter().map(|turn| self.arrival(*turn)).collect();
+        for arrival in &arrivals {
+            debug!(message_id = %arrival.message.id, group = %self.group, "handing over, with others");
+        }
+        let work = AssertUnwindSafe(transact.all(&self.group, &arrivals)).catch_unwind();
+        let together = match tokio::time::timeout(self.limit, work).await {
+            Ok(Ok(together)) => together,
+            Ok(Err(_panic)) => Together { done: false, open: Duration::ZERO },
+            Err(_elapsed) => Together { done: false, open: self.limit },
+        };
+        for arrival in arrivals.into_iter().filter(|_| together.done) {
+            let done = Ran { handled: Handled::Done, reached: true };
+            self.suspects.weigh(arrival.message.id, done, self.give_up_after);
+        }
+        together
+    }
+
+    async fn turn(&self, turn: Turn) -> Ended {
         if self.down.load(Ordering::Relaxed) {
             return Ended::Down("not tried: the handler is down".to_owned());
         }
-        // Its mark may have to wait for company.
-        if Instant::now() + self.limit + COMPANY > self.until {
+        if !self.has_time() {
             return Ended::Held;
         }
-        let arrival = &self.arrivals[turn.place];
+        let arrival = self.arrival(turn);
         debug!(message_id = %arrival.message.id, group = %self.group, "handing over");
         let ran = self.handler.run(&self.group, arrival, self.limit).await;
         let handled = self.suspects.weigh(arrival.message.id, ran, self.give_up_after);

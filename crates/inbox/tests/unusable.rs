@@ -2,18 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod database;
 mod world;
 
 use std::sync::Arc;
 
+use database::{Database, connect};
 use inbox::{Condition, Group, Handler};
 use message::{Message, RetryPolicy};
 use mysql_async::prelude::Queryable;
 use store::mysql::MysqlStore;
 use store::postgres::PostgresStore;
 use store::{Inbox, InboxRules, Page};
-use tokio_postgres::NoTls;
-use uuid::Uuid;
 use world::{GROUP, TOPIC, World, rules, until};
 
 /// What runs statements as the application would.
@@ -36,46 +36,6 @@ impl Application {
             Self::Mariadb(connection) => connection.lock().await.query_first(sql).await.unwrap().unwrap(),
         }
     }
-}
-
-/// A database that goes with its test.
-struct Database {
-    server: String,
-    name: String,
-}
-
-impl Database {
-    fn new(server: &str) -> Self {
-        let name = format!("postrider_unusable_{}", Uuid::new_v4().simple());
-        Self { server: server.to_owned(), name }
-    }
-}
-
-impl Drop for Database {
-    fn drop(&mut self) {
-        let (server, name) = (self.server.clone(), self.name.clone());
-        let dropped = async move {
-            if server.starts_with("mysql:") {
-                let mut connection = mysql_async::Conn::from_url(server).await.unwrap();
-                connection.query_drop(format!("DROP DATABASE {name}")).await.unwrap();
-            } else {
-                connect(&server)
-                    .await
-                    .batch_execute(&format!("DROP DATABASE {name} WITH (FORCE)"))
-                    .await
-                    .unwrap();
-            }
-        };
-        // On a thread of its own: this one may be inside a runtime.
-        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let _ = std::thread::spawn(move || runtime().block_on(dropped)).join();
-    }
-}
-
-async fn connect(url: &str) -> tokio_postgres::Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
-    tokio::spawn(connection);
-    client
 }
 
 /// A store on a server, a broker with one partition, and a procedure that trips over some payloads.
@@ -117,15 +77,12 @@ const MARIADB: [&str; 3] = [
 
 impl Place {
     async fn postgres() -> Self {
-        let server = testkit::servers::url("postgres");
-        let database = Database::new(&server);
-        let name = &database.name;
-        connect(&server).await.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let url = format!("{}/{name}", server.rsplit_once('/').unwrap().0);
+        let database = Database::postgres().await;
+        let url = database.url();
         store::postgres::migrate(&url).await.unwrap();
         let application = connect(&url).await;
         application.batch_execute(POSTGRES).await.unwrap();
-        let limit = format!("ALTER DATABASE {name} SET statement_timeout = '1s'");
+        let limit = format!("ALTER DATABASE {} SET statement_timeout = '1s'", database.name());
         application.batch_execute(&limit).await.unwrap();
         let inbox = PostgresStore::connect(store::postgres::Config::new(&url)).await.unwrap();
         Self {
@@ -138,18 +95,12 @@ impl Place {
     }
 
     async fn mariadb() -> Self {
-        let server = testkit::servers::url("mariadb");
-        let server = server.trim_end_matches('/').replacen("mariadb://", "mysql://", 1);
-        let server = format!("{server}/mysql");
-        let database = Database::new(&server);
-        let name = &database.name;
-        let mut connection = mysql_async::Conn::from_url(&server).await.unwrap();
-        connection.query_drop(format!("CREATE DATABASE {name}")).await.unwrap();
-        connection.query_drop(format!("USE {name}")).await.unwrap();
+        let database = Database::mariadb().await;
+        let mut connection = mysql_async::Conn::from_url(database.url()).await.unwrap();
         for statement in MARIADB {
             connection.query_drop(statement).await.unwrap();
         }
-        let config = store::mysql::Config::new(format!("{}/{name}", server.rsplit_once('/').unwrap().0));
+        let config = store::mysql::Config::new(database.url());
         Self {
             world: World::with_partitions(1),
             inbox: Arc::new(MysqlStore::connect(config).await.unwrap()),

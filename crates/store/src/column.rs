@@ -69,6 +69,19 @@ fn plain(value: Value) -> String {
     }
 }
 
+/// Marks that are made together: a row of what was done has room for so many on PostgreSQL, and a statement for a few more on
+/// MySQL.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) const MOST_MARKS: usize = 1 << 13;
+
+/// In the order of ids, in which all mark who mark several: two with the same ones must not wait for each other.
+#[cfg(all(feature = "sqlx", any(feature = "postgres", feature = "mysql")))]
+pub(crate) fn by_id<'a>(arrivals: &[&'a Arrival]) -> Vec<&'a Arrival> {
+    let mut sorted = arrivals.to_vec();
+    sorted.sort_unstable_by_key(|arrival| arrival.message.id);
+    sorted
+}
+
 pub(crate) fn headers_json(message: &Message) -> String {
     if message.headers.is_empty() {
         return "{}".to_owned();

@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use message::{Message, MessageId};
-use sqlx::MySqlConnection;
+use sqlx::{MySql, MySqlConnection, QueryBuilder};
 
 use super::row::at_text;
-use crate::column::{digest, groups_json, headers_json};
+use crate::column::{MOST_MARKS, by_id, digest, groups_json, headers_json};
 use crate::{Arrival, Latency, NewMessage};
 
 /// Writes a message in the caller's transaction: it exists if and when that commits.
@@ -61,15 +61,7 @@ pub async fn once(
     group: &str,
     arrival: &Arrival,
 ) -> Result<bool, sqlx::Error> {
-    let find = sqlx::query_scalar(include_str!("once/group.sql")).bind(group);
-    let number: i64 = match find.fetch_optional(&mut *connection).await? {
-        Some(number) => number,
-        None => {
-            sqlx::query(include_str!("once/new_group.sql")).bind(group).execute(&mut *connection).await?;
-            let made = sqlx::query_scalar(include_str!("once/made_group.sql")).bind(group);
-            made.fetch_one(&mut *connection).await?
-        }
-    };
+    let number = group_number(connection, group).await?;
     let message = &arrival.message;
     let marked = sqlx::query(include_str!("once/mark.sql"))
         .bind(number)
@@ -82,13 +74,63 @@ pub async fn once(
         .await?
         .rows_affected()
         == 1;
-    sqlx::query(include_str!("once/count.sql"))
-        .bind(number)
-        .bind(i32::from(marked))
-        .bind(i32::from(!marked))
-        .execute(connection)
-        .await?;
+    count(connection, number, i64::from(marked), i64::from(!marked)).await?;
     Ok(marked)
+}
+
+/// Marks all of these as done by `group` in the caller's transaction. `false`: some were done before, or there are more
+/// than 8,192; roll back, and use [`once`].
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// As [`once`].
+pub async fn once_all(
+    connection: &mut MySqlConnection,
+    group: &str,
+    arrivals: &[&Arrival],
+) -> Result<bool, sqlx::Error> {
+    if arrivals.is_empty() || arrivals.len() > MOST_MARKS {
+        return Ok(arrivals.is_empty());
+    }
+    let number = group_number(connection, group).await?;
+    let mut marks = QueryBuilder::<MySql>::new(
+        "INSERT IGNORE INTO inbox_ids (grp, id, digest, topic, `key`, seq, processed_at) ",
+    );
+    marks.push_values(by_id(arrivals), |mut mark, arrival| {
+        let message = &arrival.message;
+        mark.push_bind(number)
+            .push_bind(message.id.to_string())
+            .push_bind(digest(arrival))
+            .push_bind(&message.topic)
+            .push_bind(&message.key)
+            .push_bind(arrival.seq)
+            .push("utc_timestamp(3)");
+    });
+    let marked = marks.build().execute(&mut *connection).await?.rows_affected();
+    count(connection, number, i64::try_from(marked).unwrap_or(i64::MAX), 0).await?;
+    Ok(marked == arrivals.len() as u64)
+}
+
+/// The number of a group, which gets one on first use.
+async fn group_number(connection: &mut MySqlConnection, group: &str) -> Result<i64, sqlx::Error> {
+    let find = sqlx::query_scalar(include_str!("once/group.sql")).bind(group);
+    if let Some(number) = find.fetch_optional(&mut *connection).await? {
+        return Ok(number);
+    }
+    sqlx::query(include_str!("once/new_group.sql")).bind(group).execute(&mut *connection).await?;
+    sqlx::query_scalar(include_str!("once/made_group.sql")).bind(group).fetch_one(connection).await
+}
+
+async fn count(
+    connection: &mut MySqlConnection,
+    group: i64,
+    processed: i64,
+    duplicates: i64,
+) -> Result<(), sqlx::Error> {
+    let count = sqlx::query(include_str!("once/count.sql")).bind(group).bind(processed).bind(duplicates);
+    count.execute(connection).await.map(drop)
 }
 
 /// Acknowledges a message to its producer in the caller's transaction, when both share this database. What was

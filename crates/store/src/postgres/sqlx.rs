@@ -5,7 +5,7 @@
 use message::{Message, MessageId};
 use sqlx::{PgConnection, Row};
 
-use crate::column::{digest, groups_json, headers_json};
+use crate::column::{MOST_MARKS, by_id, digest, groups_json, headers_json};
 use crate::{Arrival, NewMessage};
 
 /// Writes a message in the caller's transaction: it exists if and when that commits.
@@ -69,6 +69,39 @@ pub async fn once(
         .fetch_one(connection)
         .await?
         .try_get(0)
+}
+
+/// Marks all of these as done by `group` in the caller's transaction. `false`: some were done before, the group has never
+/// marked anything, or there are more than 8,192; roll back, and use [`once`].
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// As [`once`].
+pub async fn once_all(
+    connection: &mut PgConnection,
+    group: &str,
+    arrivals: &[&Arrival],
+) -> Result<bool, sqlx::Error> {
+    if arrivals.len() > MOST_MARKS {
+        return Ok(false);
+    }
+    let ids = |arrivals: &[&Arrival]| -> Vec<String> {
+        arrivals.iter().map(|arrival| arrival.message.id.to_string()).collect()
+    };
+    let sorted = by_id(arrivals);
+    let marked: i64 = sqlx::query_scalar(include_str!("once_all.sql"))
+        .bind(group)
+        .bind(ids(&sorted))
+        .bind(sorted.iter().map(|arrival| digest(arrival)).collect::<Vec<_>>())
+        .bind(sorted.iter().map(|arrival| arrival.message.topic.as_str()).collect::<Vec<_>>())
+        .bind(sorted.iter().map(|arrival| arrival.message.key.as_deref()).collect::<Vec<_>>())
+        .bind(sorted.iter().map(|arrival| arrival.seq).collect::<Vec<_>>())
+        .bind(ids(arrivals))
+        .fetch_one(connection)
+        .await?;
+    Ok(usize::try_from(marked) == Ok(arrivals.len()))
 }
 
 /// Acknowledges a message to its producer in the caller's transaction, when both share this database. What was

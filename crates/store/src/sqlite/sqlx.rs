@@ -58,11 +58,46 @@ pub async fn once(
     group: &str,
     arrival: &Arrival,
 ) -> Result<bool, sqlx::Error> {
+    know(connection, group).await?;
+    let marked = mark(connection, group, arrival).await?;
+    count(connection, group, i64::from(marked), i64::from(!marked)).await?;
+    Ok(marked)
+}
+
+/// Marks all of these as done by `group` in the caller's transaction. `false`: some were done before; roll back, and use
+/// [`once`].
+///
+/// # Errors
+/// What sqlx says.
+///
+/// # Cancel safety
+/// As [`once`].
+pub async fn once_all(
+    connection: &mut SqliteConnection,
+    group: &str,
+    arrivals: &[&Arrival],
+) -> Result<bool, sqlx::Error> {
+    know(connection, group).await?;
+    for arrival in arrivals {
+        if !mark(connection, group, arrival).await? {
+            return Ok(false);
+        }
+    }
+    count(connection, group, i64::try_from(arrivals.len()).unwrap_or(i64::MAX), 0).await?;
+    Ok(true)
+}
+
+async fn know(connection: &mut SqliteConnection, group: &str) -> Result<(), sqlx::Error> {
+    let know = sqlx::query("INSERT INTO inbox_groups (name) VALUES (?1) ON CONFLICT DO NOTHING");
+    know.bind(group).execute(connection).await.map(drop)
+}
+
+async fn mark(
+    connection: &mut SqliteConnection,
+    group: &str,
+    arrival: &Arrival,
+) -> Result<bool, sqlx::Error> {
     let message = &arrival.message;
-    sqlx::query("INSERT INTO inbox_groups (name) VALUES (?1) ON CONFLICT DO NOTHING")
-        .bind(group)
-        .execute(&mut *connection)
-        .await?;
     let marked = sqlx::query(
         "INSERT INTO inbox_ids (grp, id, digest, topic, key, seq, processed_at)
          SELECT grp, ?2, ?3, ?4, ?5, ?6, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)
@@ -75,16 +110,20 @@ pub async fn once(
     .bind(&message.topic)
     .bind(&message.key)
     .bind(arrival.seq)
-    .execute(&mut *connection)
-    .await?
-    .rows_affected();
-    let counter = if marked == 1 {
-        "UPDATE inbox_groups SET processed = processed + 1 WHERE name = ?1"
-    } else {
-        "UPDATE inbox_groups SET duplicates = duplicates + 1 WHERE name = ?1"
-    };
-    sqlx::query(counter).bind(group).execute(connection).await?;
-    Ok(marked == 1)
+    .execute(connection)
+    .await?;
+    Ok(marked.rows_affected() == 1)
+}
+
+async fn count(
+    connection: &mut SqliteConnection,
+    group: &str,
+    processed: i64,
+    duplicates: i64,
+) -> Result<(), sqlx::Error> {
+    let count =
+        "UPDATE inbox_groups SET processed = processed + ?2, duplicates = duplicates + ?3 WHERE name = ?1";
+    sqlx::query(count).bind(group).bind(processed).bind(duplicates).execute(connection).await.map(drop)
 }
 
 /// Acknowledges a message to its producer in the caller's transaction, when both share this database. What was

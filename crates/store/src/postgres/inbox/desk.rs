@@ -18,7 +18,7 @@ use super::parked::{Standing, key_lock, lock};
 use super::parts::ordered_key;
 use super::reserved::{Held, id_lock};
 use super::work::{Fault, Job};
-use crate::column::{OTHER_CONTENT, digest};
+use crate::column::{MOST_MARKS, OTHER_CONTENT, digest};
 use crate::stuck::Stuck;
 use crate::{Arrival, Error, Handled, InboxRules, Receipt, Seq};
 
@@ -50,9 +50,6 @@ const PART: usize = 2_000;
 /// Before the work of a message, or of many. What a constraint has against it is heard at the end of its statement, also where the
 /// application would wait for the end of the transaction: there nobody could say whose fault it is.
 const WORK: &str = "SAVEPOINT work; SET CONSTRAINTS ALL IMMEDIATE";
-
-/// Ids in a row of what was done. A message's position is the number of that row, and in its last 13 bits the place within.
-const IN_ROW: usize = 1 << 13;
 
 /// What a transaction adds to what the group has done, and to its counters.
 #[derive(Default)]
@@ -152,7 +149,8 @@ impl<'a> Desk<'a> {
             held.write(self.tx, self.group).await?;
         }
         Acknowledger { tx: self.tx, sent: self.store.sent }.acknowledge(&self.acknowledged).await?;
-        for ids in self.counts.processed.chunks(IN_ROW) {
+        for ids in self.counts.processed.chunks(MOST_MARKS) {
+            // A message's position is the number of this row, and in its last 13 bits the place within.
             let row = "INSERT INTO inbox_done (grp, ids) VALUES ($1, $2)";
             self.tx.execute(row, &[(&self.group, Type::INT8), (&ids, Type::UUID_ARRAY)]).await?;
         }
