@@ -20,6 +20,9 @@ use crate::reserved::{Runner, Turn};
 /// Messages of a transaction at most.
 const MOST: usize = 128;
 
+/// Even where others are idle: a commit for fewer is dearer than the wait.
+const FEW: usize = 16;
+
 /// A transaction that takes longer holds its locks for too long: the next has fewer messages.
 const LONG: Duration = Duration::from_millis(100);
 
@@ -127,6 +130,8 @@ impl Shares {
                 done = &mut heard => return done.unwrap_or(false),
                 worker = runner.worker() => worker,
             };
+            // Others that were reserved with these are about to wait too.
+            tokio::task::yield_now().await;
             let share = self.take();
             if share.is_empty() {
                 // Another has taken these along.
@@ -152,11 +157,11 @@ impl Shares {
         together.done
     }
 
-    /// As many for each worker, and no more than may share a transaction.
+    /// As many for each worker, or a few, and no more than may share a transaction.
     fn take(&self) -> Vec<Waiting> {
         let mut waiting = self.waiting();
         let all: usize = waiting.iter().map(|waiting| waiting.turns.len()).sum();
-        let most = all.div_ceil(self.workers).min(self.most());
+        let most = all.div_ceil(self.workers).max(FEW).min(self.most());
         let mut share: Vec<Waiting> = waiting.pop_front().into_iter().collect();
         let mut messages: usize = share.iter().map(|waiting| waiting.turns.len()).sum();
         while let Some(next) = waiting.pop_front_if(|next| messages + next.turns.len() <= most) {
