@@ -5,7 +5,7 @@
 //! by half whenever it was too large. What failed together is done one by one: then it is known whose fault it was.
 //!
 //! The more a transaction locks, the sooner two of them wait for each other in a circle, and a server may need a second to
-//! see that. So after one that failed and was slow nobody shares for many times as long, twice as long each time.
+//! see that. So after one that failed and was slow nobody shares for many times as long, twice as long if it happens again soon.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -73,8 +73,9 @@ impl Sharing {
         if done || open <= LONG {
             state.most = state.most.min(tried / 2).max(1);
         } else if state.rest.is_none_or(|(_, end)| end <= now) {
-            // Not where others of the same circle have said so already.
-            let last = state.rest.map_or(Duration::ZERO, |(rest, _)| rest);
+            // Not where others of the same circle have said so already. What comes soon after a rest would come again.
+            let soon = state.rest.filter(|(rest, end)| now < *end + *rest);
+            let last = soon.map_or(Duration::ZERO, |(rest, _)| rest);
             let rest = (open * REST).max(last * 2).min(LONGEST_REST);
             (state.most, state.rest) = (1, Some((rest, now + rest)));
         }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_slow_failure_nobody_shares_for_a_while_and_longer_each_time() {
+    fn after_a_slow_failure_nobody_shares_for_a_while_and_longer_if_it_comes_again_soon() {
         let (sharing, mut now) = (Sharing::default(), Instant::now());
         for rest in [20, 40, 80, 160, 320, 600, 600].map(Duration::from_secs) {
             sharing.learn(10, went(false, SLOW), now);
@@ -226,5 +227,11 @@ mod tests {
             sharing.learn(1, went(true, QUICK), now);
             assert_eq!(sharing.most(now), 2, "{rest:?}");
         }
+        // A row of them that comes later begins anew.
+        now += Duration::from_secs(600);
+        sharing.learn(10, went(false, SLOW), now);
+        now += Duration::from_secs(20);
+        sharing.learn(1, went(true, QUICK), now);
+        assert_eq!(sharing.most(now), 2);
     }
 }
